@@ -1,0 +1,80 @@
+r"""Progress with time left, for anything that takes longer than a breath."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["Progress", "progress"]
+
+
+class Progress:
+    r"""Handle to a running progress display.
+
+    On a terminal it drives a bar; elsewhere (a log file, a batch job) it writes a plain line at
+    most every ten seconds, so that logs stay short.
+    """
+
+    def __init__(self, total: int, description: str, unit: str):
+        self.total, self.description, self.unit = total, description, unit
+        self.done = self.already = 0
+        self.start = self.last = time.monotonic()
+        self.bar = None
+
+    def skip(self, n: int) -> None:
+        r"""Counts work found finished already: it moves the bar but not the speed."""
+        self.already += n
+        self.advance(n)
+
+    def advance(self, n: int = 1) -> None:
+        self.done += n
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.done)
+        elif (now := time.monotonic()) - self.last > 10 and self.done > self.already:
+            self.last = now
+            left = (now - self.start) / (self.done - self.already) * (self.total - self.done)
+            line = f"{self.description}: {self.done}/{self.total} {self.unit}, {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(total: int, description: str, unit: str = "steps") -> Iterator[Progress]:
+    r"""Shows the progress of a block of work on standard error.
+
+    Example:
+        >>> with progress(len(blocks), "copying", unit="blocks") as p:
+        ...     for block in blocks:
+        ...         copy(block)
+        ...         p.advance()
+    """
+    handle = Progress(total, description, unit)
+    if not sys.stderr.isatty():
+        yield handle
+        return
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        bar.add_task(description, total=total)
+        handle.bar = bar
+        yield handle
