@@ -8,7 +8,8 @@ levels a model has is configuration; this module only knows what each of them is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DataError, nearest
@@ -22,6 +23,9 @@ __all__ = [
     "Channel",
     "Variable",
     "channels",
+    "plausible",
+    "plausible_mean",
+    "standard_height",
     "variable",
 ]
 
@@ -100,7 +104,7 @@ VARIABLES: dict[str, Variable] = {
             True,
             (("mm", 1e-3, 0.0),),
         ),
-        Variable("temperature", "t", "K", "air_temperature", (150, 335), mistaken=CELSIUS),
+        Variable("temperature", "t", "K", "air_temperature", (140, 335), mistaken=CELSIUS),
         Variable("u_component_of_wind", "u", "m s-1", "eastward_wind", (-180, 180)),
         Variable("v_component_of_wind", "v", "m s-1", "northward_wind", (-180, 180)),
         Variable(
@@ -178,3 +182,80 @@ def channels(
     return [Channel(name) for name in surface] + [
         Channel(name, int(level)) for name in atmospheric for level in levels
     ]
+
+
+# The standard atmosphere: bases of its layers as pressure (hPa), height (m), temperature (K) and
+# the temperature's change with height (K/m).
+LAYERS = (
+    (1013.25, 0.0, 288.15, -6.5e-3),
+    (226.3206, 11_000.0, 216.65, 0.0),
+    (54.74889, 20_000.0, 216.65, 1.0e-3),
+    (8.680187, 32_000.0, 228.65, 2.8e-3),
+    (1.109063, 47_000.0, 270.65, 0.0),
+)
+R_DRY = 287.053  # J kg⁻¹ K⁻¹
+
+# Lowest and highest temperature (K) and highest humidity (kg/kg) to be met at a pressure (hPa):
+# linear in its logarithm between these. Coldest is the air over a winter pole at 50 hPa.
+COLDEST = {1: 150, 10: 145, 50: 135, 100: 150, 250: 175, 500: 190, 1000: 180}
+WARMEST = {1: 335, 10: 295, 50: 260, 200: 270, 300: 285, 500: 305, 850: 330, 1000: 335}
+MOISTEST = {50: 5e-4, 100: 1e-3, 200: 4e-3, 300: 8e-3, 500: 0.02, 700: 0.03, 850: 0.04}
+
+
+def standard_height(level: float) -> float:
+    r"""Geopotential height of a pressure level (hPa) in the standard atmosphere, in metres."""
+    above = [layer for layer in LAYERS if level <= layer[0]]
+    pressure, height, temperature, lapse = above[-1] if above else LAYERS[0]
+    log = math.log(pressure / level) * R_DRY / G
+    if lapse == 0:
+        return height + temperature * log
+    # p = p_b (T / T_b)^(−g / RΓ), solved for the height
+    return height + temperature / lapse * math.expm1(lapse * log)
+
+
+def plausible(name: str, level: float | None = None) -> tuple[float, float]:
+    r"""The range outside which a value cannot be of this planet, at a level if it has levels.
+
+    Geopotential may depart from the standard atmosphere's by 900 m at 1000 hPa and more above,
+    where the whole column below adds to it.
+    """
+    low, high = variable(name).plausible
+    if level is None:
+        return low, high
+    if name == "temperature":
+        return _between(COLDEST, level), _between(WARMEST, level)
+    if name == "specific_humidity":
+        high = _between(MOISTEST, level)
+        return -high / 10, high
+    if name == "geopotential":
+        height, margin = standard_height(level), 900 + 1200 * max(math.log(1000 / level), 0)
+        return G * (height - margin), G * (height + margin)
+    return low, high
+
+
+def plausible_mean(name: str, level: float | None = None) -> tuple[float, float]:
+    r"""The range outside which a global mean cannot be of this planet.
+
+    It is what tells mistaken units apart where the fields of both are plausible point by point:
+    heights at 1000 hPa, dry air in g/kg, a rainless hour in mm.
+    """
+    if name == "total_precipitation":
+        return -1e-5, 2e-3
+    if level is not None and name == "specific_humidity":
+        return -1e-4, 30 * max(8e-3 * (level / 1000) ** 3, 3e-6)
+    if level is not None and name == "geopotential" and level <= 1000:
+        z = G * standard_height(level)
+        return 0.4 * z, 1.6 * z + 300 * G
+    return plausible(name, level)
+
+
+def _between(table: Mapping[int, float], level: float) -> float:
+    r"""Interpolates a table linearly in the logarithm of pressure; constant beyond its ends."""
+    known = sorted(table)
+    level = min(max(level, known[0]), known[-1])
+    above = max(p for p in known if p <= level)
+    below = min(p for p in known if p >= level)
+    if above == below:
+        return table[above]
+    share = math.log(level / above) / math.log(below / above)
+    return (1 - share) * table[above] + share * table[below]

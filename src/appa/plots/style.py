@@ -1,0 +1,115 @@
+r"""How each variable looks: its colours, its unit on paper, its name.
+
+A variable has the same colours in every figure, perceptually uniform ones (`cmocean`), diverging
+about zero where its sign matters. It is shown in the unit one reads maps in: pressure in hPa,
+temperature in °C, humidity in g/kg, geopotential as the height it stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..data.variables import G, variable
+from ..errors import AppaError
+
+__all__ = ["STYLES", "Style", "label", "limits", "require", "style"]
+
+INK = "#1b2430"  # text and coastlines
+MUTED = "#6b7683"  # ticks, notes
+BLANK = "#d8dde2"  # where there is nothing to show
+
+
+@dataclass(frozen=True)
+class Style:
+    r"""The look of a variable.
+
+    Arguments:
+        colours: The name of a `cmocean` colour map.
+        label: The variable's name in words.
+        units: The unit shown.
+        scale, offset: From the stored unit to the one shown,
+            :math:`\text{shown} = \text{scale} \cdot \text{stored} + \text{offset}`.
+        diverging: Whether colours are centred on zero.
+        floor: The least value that colours start from, where there is one.
+    """
+
+    colours: str
+    label: str
+    units: str
+    scale: float = 1.0
+    offset: float = 0.0
+    diverging: bool = False
+    floor: float | None = None
+
+    def shown(self, values: ArrayLike) -> NDArray:
+        r"""Converts values to the unit shown."""
+        return self.scale * np.asarray(values, dtype=np.float64) + self.offset
+
+
+STYLES: dict[str, Style] = {
+    "2m_temperature": Style("thermal", "2 m temperature", "°C", offset=-273.15),
+    "10m_u_component_of_wind": Style("balance", "10 m wind, eastward", "m/s", diverging=True),
+    "10m_v_component_of_wind": Style("balance", "10 m wind, northward", "m/s", diverging=True),
+    "mean_sea_level_pressure": Style("matter_r", "Sea-level pressure", "hPa", scale=0.01),
+    "sea_surface_temperature": Style("thermal", "Sea surface temperature", "°C", offset=-273.15),
+    "total_precipitation": Style("rain", "Precipitation", "mm/h", scale=1e3, floor=0.0),
+    "temperature": Style("thermal", "Temperature", "°C", offset=-273.15),
+    "u_component_of_wind": Style("balance", "Wind, eastward", "m/s", diverging=True),
+    "v_component_of_wind": Style("balance", "Wind, northward", "m/s", diverging=True),
+    "geopotential": Style("haline", "Geopotential height", "dam", scale=0.1 / G),
+    "specific_humidity": Style("tempo", "Specific humidity", "g/kg", scale=1e3, floor=0.0),
+}
+
+
+def style(name: str) -> Style:
+    r"""The look of the variable of that name."""
+    return STYLES[variable(name).name]
+
+
+def label(name: str, level: int | None = None) -> str:
+    r"""A variable's name in words, with its level."""
+    words = style(name).label
+    return words if level is None else f"{words}, {level} hPa"
+
+
+def limits(name: str, values: ArrayLike) -> tuple[float, float]:
+    r"""Ends of a colour scale for stored values: all but 1 % at each end, rounded outward.
+
+    Returns:
+        The ends in the unit shown.
+    """
+
+    look = style(name)
+    shown = look.shown(values)
+    shown = shown[np.isfinite(shown)]
+    if shown.size == 0:
+        return 0.0, 1.0
+    if look.diverging:
+        high = float(np.quantile(np.abs(shown), 0.99))
+        low = -high
+    else:
+        low, high = (float(q) for q in np.quantile(shown, [0.01, 0.99]))
+    if look.floor is not None:
+        low = look.floor
+    if not high > low:
+        low, high = low - 0.5, low + 0.5
+
+    step = 10.0 ** np.floor(np.log10((high - low) / 2))
+    step *= 0.5 if (high - low) / step < 10 else 1.0
+    low = look.floor if look.floor is not None else float(np.floor(low / step) * step)
+    return low, float(np.ceil(high / step) * step)
+
+
+def require() -> None:
+    r"""Raises an error that says what to install where the figures' packages are missing."""
+    try:
+        import cmocean  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise AppaError(
+            f"figures need {error.name!r}, which is not installed; "
+            "run pip install 'appa-assimilation[plots]'"
+        ) from None

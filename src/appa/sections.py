@@ -1,0 +1,369 @@
+r"""The sections of a configuration: their keys, what they may hold, and what follows from them.
+
+Reading a configuration, and telling what is wrong with one, is :mod:`appa.config`.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import ValidationInfo as Info
+from pydantic import field_validator as check
+
+from .data.grids import Grid
+from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, Channel, channels
+from .errors import DataError
+
+__all__ = ["Config", "Problems", "Section", "show"]
+
+
+class Problems(ValueError):
+    r"""Problems with what lies below a key, as `(key below, what is wrong)`."""
+
+    def __init__(self, *problems: tuple[str, str]):
+        super().__init__(problems)
+        self.problems = problems
+
+
+def _period(value: Any) -> Any:
+    example = "expected two dates, for example [1993-01-01, 2019-12-31]"
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"found {show(value)}, {example}")
+    days = []
+    for day in value:
+        try:
+            day = date.fromisoformat(day) if isinstance(day, str) else day
+        except ValueError:
+            raise ValueError(f"found {show(day)}, {example}") from None
+        if not isinstance(day, date) or isinstance(day, datetime):
+            raise ValueError(f"found {show(day)}, {example}")
+        days.append(day)
+    if days[0] > days[1]:
+        raise ValueError(f"ends on {days[1]}, before it starts on {days[0]}")
+    return tuple(days)
+
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Positive = Annotated[float, Field(gt=0)]
+Flag = Annotated[bool, Field(strict=True)]
+Period = Annotated[tuple[date, date], BeforeValidator(_period)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class GridSection(Section):
+    r"""The grid: its kind and its numbers of latitudes and longitudes."""
+
+    kind: Literal["equiangular", "equiangular-cells", "gaussian"] = "equiangular"
+    latitudes: Annotated[int, Field(ge=2, strict=True)]
+    longitudes: Annotated[int, Field(ge=2, strict=True)]
+
+
+class Splits(Section):
+    r"""Periods of training, validation and test: first and last day, both included."""
+
+    train: Period
+    validation: Period
+    test: Period
+
+    @check("validation", "test")
+    @classmethod
+    def _in_order(cls, value: tuple[date, date], info: Info) -> tuple[date, date]:
+        for name, (_, end) in info.data.items():
+            if value[0] <= end:
+                raise ValueError(
+                    f"starts on {value[0]}, but {name} ends on {end}; splits follow one another "
+                    "and share no day"
+                )
+        return value
+
+    def period(self, name: str) -> slice:
+        r"""A split as a slice for `dataset.sel(time=...)`, its last hour included."""
+        start, end = getattr(self, name)
+        return slice(f"{start}T00", f"{end}T23")
+
+
+class Data(Section):
+    r"""Variables, levels (hPa), grid and splits; the public store they come from."""
+
+    surface: tuple[str, ...] = SURFACE
+    atmospheric: tuple[str, ...] = ATMOSPHERIC
+    levels: tuple[Count, ...] = LEVELS
+    grid: GridSection
+    splits: Splits
+    source: str | None = None
+
+    @check("surface", "atmospheric")
+    @classmethod
+    def _known(cls, names: tuple[str, ...], info: Info) -> tuple[str, ...]:
+        problems = []
+        for i, name in enumerate(names):
+            try:
+                channels(*(([name], []) if info.field_name == "surface" else ([], [name])))
+            except DataError as error:
+                problems.append((f"[{i}]", str(error)))
+            if name in names[:i]:
+                problems.append((f"[{i}]", f"{name!r} is listed twice"))
+        if problems:
+            raise Problems(*problems)
+        if not names and info.data.get("surface") == ():
+            raise ValueError("found [], and no surface variables either; a state needs a variable")
+        return names
+
+    @check("levels")
+    @classmethod
+    def _ascending(cls, levels: tuple[int, ...], info: Info) -> tuple[int, ...]:
+        if list(levels) != sorted(set(levels)):
+            right = sorted(set(levels))
+            raise ValueError(f"found {show(levels)}, expected ascending and unique: {right}")
+        if info.data.get("atmospheric") and not levels:
+            raise ValueError("found [], expected at least one level for the atmospheric variables")
+        return levels
+
+
+class Autoencoder(Section):
+    r"""The convolutional autoencoder. One level a width, each half the size of the one before;
+    `blocks` is a number for each level, or one for all. The decoder mirrors the encoder unless it
+    is given widths and blocks of its own, in the encoder's order, finest first."""
+
+    latent_channels: Count
+    hidden_channels: Annotated[tuple[Count, ...], Field(min_length=1)]
+    blocks: Annotated[tuple[Count, ...], Field(validate_default=True)] = (3,)
+    decoder_channels: Annotated[tuple[Count, ...], Field(validate_default=True)] = ()
+    decoder_blocks: Annotated[tuple[Count, ...], Field(validate_default=True)] = ()
+    longitude: Literal["halo", "circular"] = "circular"
+    latent_noise: Annotated[float, Field(ge=0)] = 0.01
+    saturation: Positive | None = 5.0
+
+    @check("blocks", "decoder_blocks", "decoder_channels", mode="before")
+    @classmethod
+    def _for_each_level(cls, value: Any, info: Info) -> Any:
+        levels = len(info.data.get("hidden_channels", "1"))
+        if info.field_name == "decoder_channels":
+            return value or info.data.get("hidden_channels", ())
+        if info.field_name == "decoder_blocks":
+            value = value or info.data.get("blocks", ())
+        if type(value) is int:
+            value = (value,)
+        return value * levels if isinstance(value, list | tuple) and len(value) == 1 else value
+
+    @check("blocks", "decoder_blocks", "decoder_channels")
+    @classmethod
+    def _as_many(cls, value: tuple[int, ...], info: Info) -> tuple[int, ...]:
+        levels = len(info.data.get("hidden_channels", value))
+        if len(value) != levels:
+            raise ValueError(f"found {show(value)}, expected {levels} numbers, one a level")
+        return value
+
+    @property
+    def factor(self) -> int:
+        r"""The reduction :math:`f` of each side of the grid, :math:`2^{\text{levels} - 1}`."""
+        return 2 ** (len(self.hidden_channels) - 1)
+
+
+class Denoiser(Section):
+    r"""The diffusion transformer; `patch` is in hours."""
+
+    width: Count
+    blocks: Count
+    heads: Count
+    modulation: Count = 256
+    patch: Count = 2
+
+    @check("heads")
+    @classmethod
+    def _heads_share_width(cls, heads: int, info: Info) -> int:
+        width = info.data.get("width", 2 * heads)
+        if width % (2 * heads):
+            raise ValueError(
+                f"found {heads}, expected a number that divides the width {width} into even parts "
+                "(rotary embedding pairs channels)"
+            )
+        return heads
+
+
+class Schedule(Section):
+    r"""Noise levels of the diffusion."""
+
+    kind: Literal["rectified"] = "rectified"
+    sigma_min: Positive = 1e-3
+    sigma_max: Positive = 1e3
+
+    @check("sigma_max")
+    @classmethod
+    def _above(cls, sigma_max: float, info: Info) -> float:
+        if sigma_max <= info.data.get("sigma_min", 0):
+            raise ValueError(
+                f"found {sigma_max}, expected above sigma_min {info.data['sigma_min']}"
+            )
+        return sigma_max
+
+
+class Training(Section):
+    r"""How a network is trained. `batch_size` is that of one update, over all devices."""
+
+    optimizer: Literal["soap", "adam"]
+    learning_rate: Positive
+    decay: Literal["none", "linear", "cosine"] = "none"
+    batch_size: Count
+    steps: Count
+    clip: Positive | None = 1.0
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+
+
+class AutoencoderTraining(Training):
+    level_weights: Flag = True
+
+
+class TrainingSection(Section):
+    autoencoder: AutoencoderTraining
+    denoiser: Training
+
+
+class Sampling(Section):
+    r"""How posterior trajectories are drawn; `stride` and `past` are in hours."""
+
+    sampler: Literal["predictor-corrector"] = "predictor-corrector"
+    steps: Count = 32
+    corrections: Annotated[int, Field(ge=0, strict=True)] = 2
+    correction_size: Positive = 0.1
+    stride: Count = 12
+    past: Count = 12
+    guidance: Literal["mmps"] = "mmps"
+    solver: Literal["gmres"] = "gmres"
+    iterations: Count = 2
+
+
+class Observations(Section):
+    r"""Errors of synthetic observations, in standard deviations of the field."""
+
+    station_error: Positive = 0.01
+    satellite_error: Positive = 0.1
+
+
+class Config(Section):
+    r"""A whole configuration, with what follows from it."""
+
+    data: Data
+    window: Count = 24
+    autoencoder: Autoencoder
+    denoiser: Denoiser
+    schedule: Schedule = Schedule()
+    training: TrainingSection
+    sampling: Sampling = Sampling()
+    observations: Observations = Observations()
+
+    @check("autoencoder")
+    @classmethod
+    def _fits_grid(cls, value: Autoencoder, info: Info) -> Autoencoder:
+        if "data" not in info.data:
+            return value
+        w, f = info.data["data"].grid.longitudes, value.factor
+        if value.longitude == "circular" and w % f:
+            told = f"circular needs data.grid.longitudes, {w}, to be a multiple of {f}; use halo"
+            raise Problems(("longitude", told))
+        if value.longitude == "halo" and -w % f + 2 * f > 2 * w:
+            told = f"{len(value.hidden_channels)} levels are too many for {w} longitudes"
+            raise Problems(("hidden_channels", told))
+        return value
+
+    @check("denoiser")
+    @classmethod
+    def _fits_window(cls, value: Denoiser, info: Info) -> Denoiser:
+        window = info.data.get("window", value.patch)
+        if window % value.patch:
+            raise Problems(("patch", f"found {value.patch}, expected to divide window, {window}"))
+        return value
+
+    @check("sampling")
+    @classmethod
+    def _strides_fit_window(cls, value: Sampling, info: Info) -> Sampling:
+        if (window := info.data.get("window")) is None:
+            return value
+        problems = []
+        if value.stride > window:
+            problems.append(("stride", f"found {value.stride}, expected at most window, {window}"))
+        elif (window - value.stride) % 2:
+            told = f"found {value.stride}, expected {'odd' if window % 2 else 'even'} as window"
+            problems.append(("stride", f"{told}, {window}: a window gives its middle hours"))
+        if value.past >= window:
+            problems.append(("past", f"found {value.past}, expected less than window, {window}"))
+        if problems:
+            raise Problems(*problems)
+        return value
+
+    @cached_property
+    def grid(self) -> Grid:
+        r"""The grid."""
+        return Grid(**self.data.grid.model_dump())
+
+    @cached_property
+    def channels(self) -> tuple[Channel, ...]:
+        r"""The channels of a state, in order."""
+        return tuple(channels(self.data.surface, self.data.atmospheric, self.data.levels))
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        r"""Shape :math:`(C, H, W)` of a state."""
+        return len(self.channels), *self.grid.shape
+
+    @property
+    def padding(self) -> tuple[int, int, int, int]:
+        r"""Rows above and below, and columns left and right, that the autoencoder adds.
+
+        Latitude is padded to a multiple of the factor :math:`f`. A halo pads longitude likewise,
+        by :math:`2 f` more; circular convolutions need none.
+        """
+        (h, w), f = self.grid.shape, self.autoencoder.factor
+        h, w = -h % f, (-w % f + 2 * f) if self.autoencoder.longitude == "halo" else 0
+        return h // 2, h - h // 2, w // 2, w - w // 2
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        r"""Shape :math:`(C, H, W)` of a latent state."""
+        (h, w), f = self.grid.shape, self.autoencoder.factor
+        top, bottom, left, right = self.padding
+        return self.autoencoder.latent_channels, (top + h + bottom) // f, (left + w + right) // f
+
+    @property
+    def compression(self) -> float:
+        r"""Numbers in a state for one in its latent."""
+        (c, h, w), (lc, lh, lw) = self.state_shape, self.latent_shape
+        return c * h * w / (lc * lh * lw)
+
+    @property
+    def tokens(self) -> int:
+        r"""Tokens of a window in the denoiser."""
+        _, h, w = self.latent_shape
+        return h * w * self.window // self.denoiser.patch
+
+    def to_yaml(self) -> str:
+        r"""The configuration as YAML, every value written out; reads back as the same."""
+        return yaml.dump(self.model_dump(), Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    r"""Writes lists on one line."""
+
+
+def _flow(dumper: yaml.SafeDumper, value: Any) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", list(value), flow_style=True)
+
+
+_Dumper.add_representer(tuple, _flow)
+
+
+def show(value: Any) -> str:
+    r"""A value as messages name it: short, on one line."""
+    if isinstance(value, list | tuple):
+        text = "[" + ", ".join(show(v) for v in value) + "]"
+    else:
+        text = str(value) if isinstance(value, date) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

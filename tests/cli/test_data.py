@@ -1,0 +1,118 @@
+r"""`appa data check`, `statistics` and `climatology`, as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from typer.testing import CliRunner
+
+from appa.cli.data import app
+from appa.data import climatology, statistics
+
+from ..data.test_checks import planet, turn
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    r"""Two days in a Zarr store in WeatherBench2's order, and the climatology beside."""
+    folder = tmp_path_factory.mktemp("cli")
+    ds = planet("2020-06-20", 48, seed=1)
+    for name, data in (("clean", ds), ("flipped", turn(ds, slice(24, 48)))):
+        data = data.isel(latitude=slice(None, None, -1))
+        data = data.transpose("time", "level", "longitude", "latitude")
+        data.to_zarr(folder / f"{name}.zarr", zarr_format=2)
+    year = planet("2018-01-01", 365, seed=99, every=24)
+    year.to_netcdf(folder / "year.nc")
+    climatology.save(climatology.fit(year, harmonics=2), folder / "climatology.nc")
+    return folder
+
+
+def run(*args) -> tuple[int, str]:
+    result = runner.invoke(app, [str(a) for a in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_check_of_a_clean_store(store):
+    code, output = run("check", store / "clean.zarr", "--climatology", store / "climatology.nc")
+    assert code == 0
+    assert output.startswith("clean: ")
+    assert "48 hours from 2020-06-20T00 to 2020-06-21T23, 19×36" in output
+
+
+def test_check_of_a_faulty_store(store):
+    code, output = run("check", store / "flipped.zarr", "--climatology", store / "climatology.nc")
+    assert code == 1
+    assert "flipped latitude" in output
+    assert "2020-06-21T00 … 2020-06-21T23, 24 hours" in output
+    assert output.endswith("flipped.zarr: 1 finding\n")
+
+
+def test_check_of_the_bundled_planet():
+    code, output = run("check", "planet", "--expect", "planet")
+    assert (code, output[:14]) == (0, "clean: planet,")
+
+
+def test_check_against_a_preset_and_a_step(store):
+    options = ["--climatology", store / "climatology.nc"]
+    code, output = run("check", store / "clean.zarr", "--expect", "era5-1.5deg", *options)
+    assert code == 1
+    assert "missing level" in output
+    assert "19×36, expected" in output
+    code, output = run("check", store / "year.nc", "--step", 24, *options)
+    assert (code, output[:6]) == (0, "clean:")
+
+
+def test_statistics(store, tmp_path):
+    out = tmp_path / "statistics.nc"
+    code, output = run("statistics", store / "clean.zarr", out, "--start", "2020-06-21")
+    assert code == 0
+    assert "11 variables over 24 hours, 2020-06-21T00 to 2020-06-21T23" in output
+    x = xr.open_zarr(store / "clean.zarr")["temperature"].sel(level=500, time="2020-06-21").values
+    found = statistics.load(out)["temperature"].sel(level=500).values
+    x = x.astype(np.float64)
+    np.testing.assert_allclose(found, [x.mean(), x.std()], rtol=1e-6)
+
+
+def test_statistics_of_a_training_period(store, tmp_path):
+    r"""A configuration's training years; the store has others."""
+    from appa.errors import DataError
+
+    with pytest.raises(DataError, match="no hours from 1993-01-01T00 to 2019-12-31T23"):
+        run("statistics", store / "clean.zarr", tmp_path / "s.nc", "--config", "era5-1.5deg")
+    code, output = run(
+        "statistics", store / "year.nc", tmp_path / "s.nc", "--config", "era5-1.5deg"
+    )
+    assert code == 0
+    assert "over 365 hours" in output
+
+
+def test_climatology(store, tmp_path):
+    out = tmp_path / "climatology.nc"
+    code, output = run("climatology", store / "year.nc", out, "--harmonics", 2)
+    assert code == 0
+    assert "2 harmonics of the year" in output
+    xr.testing.assert_allclose(
+        climatology.load(out), climatology.load(store / "climatology.nc"), rtol=1e-6
+    )
+
+
+def test_errors_are_one_message(store):
+    r"""A store too short for a climatology: status 2, the cause, no traceback."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from appa.cli import main; main()", "data", "climatology",
+         str(store / "clean.zarr"), str(store / "never.nc")],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("error: a record of 48 hours over 1.958 days")
+    assert "Traceback" not in result.stderr
+    assert not (store / "never.nc").exists()

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import airportsdata
+import numpy as np
+import pandas as pd
+import pytest
+
+from appa.data.grids import Grid
+from appa.errors import DataError
+from appa.observations.networks import (
+    Network,
+    Satellite,
+    boxes,
+    named_network,
+    places,
+    stations,
+)
+from appa.observations.orbits import Orbit
+
+GRID = Grid("gaussian", 48, 96)
+TIMES = np.datetime64("2021-03-21T00") + np.arange(24)
+
+
+def test_paper_density():
+    network = named_network(GRID)
+    assert network.name == "paper-density"
+    assert len(network.stations) == 46  # 1 % of 4608
+    box = boxes(GRID, network.stations["latitude"], network.stations["longitude"])
+    assert len(set(box)) == 46
+
+    listed = airportsdata.load("ICAO")
+    for row in network.stations.itertuples():
+        place = listed[row.station]
+        # where they are, not where the grid is
+        assert (row.latitude, row.longitude) == (place["lat"], place["lon"])
+
+    (satellite,) = network.satellites
+    assert satellite.orbit.altitude == 800e3
+    assert satellite.orbit.inclination == 75
+    assert (satellite.radius, satellite.noise, network.noise) == (5.0, 0.10, 0.01)
+    assert (len(network.variables), len(satellite.variables)) == (6, 5)
+
+
+def test_elevations_are_metres():
+    # From the airports' own charts: El Alto, Denver, Schiphol (below the sea).
+    height = places().set_index("station")["elevation"]
+    assert height["SLLP"] == pytest.approx(4061, abs=15)
+    assert height["KDEN"] == pytest.approx(1656, abs=5)
+    assert height["EHAM"] == pytest.approx(-3, abs=2)
+
+
+@pytest.mark.parametrize(
+    "grid", [GRID, Grid("equiangular", 19, 36), Grid("equiangular-cells", 8, 15)]
+)
+def test_boxes_are_the_nearest(grid):
+    rng = np.random.default_rng(0)
+    latitude = np.concatenate([rng.uniform(-90, 90, 500), [90.0, -90.0]])
+    longitude = np.concatenate([rng.uniform(-180, 360, 500), [0.0, 359.999]])
+    row, column = np.divmod(boxes(grid, latitude, longitude), grid.shape[1])
+
+    apart = np.abs(latitude[:, None] - grid.latitude)
+    np.testing.assert_allclose(apart[np.arange(502), row], apart.min(1), atol=1e-12)
+    turn = np.abs((longitude[:, None] - grid.longitude + 180) % 360 - 180)
+    np.testing.assert_allclose(turn[np.arange(502), column], turn.min(1), atol=1e-9)
+
+
+def test_choice_is_deterministic_and_hangs_on_the_seed():
+    first, again = stations(GRID), stations(GRID)
+    pd.testing.assert_frame_equal(first, again)
+    other = stations(GRID, seed=1)
+    assert len(set(first["station"]) & set(other["station"])) < 10
+
+
+def test_more_stations_keep_those_there_were():
+    few, many = stations(GRID, 46), stations(GRID, 200)
+    assert set(few["station"]) <= set(many["station"])
+    assert len(stations(GRID, 0)) == 0
+
+
+def test_too_many_stations():
+    everywhere = places()
+    occupied = len(set(boxes(GRID, everywhere["latitude"], everywhere["longitude"])))
+    assert len(stations(GRID, occupied)) == occupied
+    with pytest.raises(DataError, match=f"at most {occupied}"):
+        stations(GRID, occupied + 1)
+    with pytest.raises(DataError, match="-1 stations"):
+        stations(GRID, -1)
+
+
+def test_spread_is_that_of_real_places():
+    r"""Denser where the list is denser, by less than the list since boxes fill up."""
+
+    def northern(frame):
+        return (frame["latitude"] > 20).mean()
+
+    major = places().loc[places()["major"]]
+    box = boxes(GRID, major["latitude"], major["longitude"])
+    by_box = northern(pd.DataFrame({"latitude": GRID.latitude[np.unique(box) // 96]}))
+    chosen = pd.concat([stations(GRID, seed=seed) for seed in range(8)])
+    tolerance = 4 * 0.5 / np.sqrt(len(chosen))
+    assert by_box - tolerance < northern(chosen) < northern(major) + tolerance
+
+
+def test_coverage():
+    network = named_network(GRID)
+    coverage = network.coverage(GRID, TIMES)
+    assert list(coverage.index) == list(pd.DatetimeIndex(TIMES))
+    np.testing.assert_allclose(coverage["stations"], 100 * 46 / 4608)
+    np.testing.assert_allclose(coverage["satellites"], 5.3, atol=0.5)
+    assert coverage["since_start"].is_monotonic_increasing
+    assert coverage["since_start"].iloc[0] == coverage["satellites"].iloc[0]
+    assert coverage["since_start"].iloc[-1] == pytest.approx(75, abs=2)
+
+
+def test_constellation_and_number_override():
+    pair = [Satellite(), Satellite(Orbit(node=180.0))]
+    network = named_network(GRID, stations=10, satellites=pair)
+    assert len(network.stations) == 10
+    one = named_network(GRID).coverage(GRID, TIMES)["satellites"]
+    # On opposite sides of the Earth: their swaths of an hour meet near the poles only.
+    two = network.coverage(GRID, TIMES)["satellites"]
+    assert (two / one).between(1.6, 2.01).all()
+
+
+def test_no_satellites_see_nothing():
+    coverage = named_network(GRID, satellites=[]).coverage(GRID, TIMES)
+    assert (coverage["since_start"] == 0).all()
+
+
+def test_mistakes():
+    with pytest.raises(DataError, match="did you mean 'paper-density'"):
+        named_network(GRID, "paper-densty")
+    good = stations(GRID, 3)
+    with pytest.raises(DataError, match="lack elevation"):
+        Network("mine", good.drop(columns="elevation"))
+    with pytest.raises(DataError, match="occurs twice"):
+        Network("mine", pd.concat([good, good]))
+    with pytest.raises(DataError, match="within ±90"):
+        Network("mine", good.assign(latitude=[10.0, 91.0, 0.0]))
+    with pytest.raises(DataError, match="within ±90"):
+        Network("mine", good.assign(latitude=[10.0, np.nan, 0.0]))

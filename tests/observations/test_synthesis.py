@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from scipy.stats import chi2
+
+from appa.data.grids import Grid
+from appa.data.variables import ATMOSPHERIC, SURFACE, VARIABLES
+from appa.errors import DataError
+from appa.observations.networks import Network, Satellite, named_network
+from appa.observations.orbits import Orbit, swath
+from appa.observations.synthesis import COLUMNS, observe
+
+GRID = Grid("gaussian", 48, 96)
+LEVELS = np.array([500, 700, 850])
+WINDS = ("10m_u_component_of_wind", "10m_v_component_of_wind")
+
+
+def atmosphere(hours: int = 24, start: str = "2021-03-21T00", grid: Grid = GRID) -> xr.Dataset:
+    r"""Fields linear in latitude and time, which bilinear interpolation returns exactly (between
+    the first and the last row). The west is sea, the east is land that rises eastward."""
+    time = pd.date_range(start, periods=hours, freq="h")
+    coords = {
+        "time": time,
+        "level": LEVELS,
+        "latitude": grid.latitude,
+        "longitude": grid.longitude,
+    }
+    ds = xr.Dataset(coords=coords)
+    phi = xr.DataArray(grid.latitude, dims="latitude")
+    lam = xr.DataArray(grid.longitude, dims="longitude")
+    hour = xr.DataArray(np.arange(hours), dims="time")
+    level = xr.DataArray(LEVELS / 1000, dims="level")
+    for k, name in enumerate(SURFACE):
+        ds[name] = (0.1 * hour + (100 + k + 0.3 * phi) + 0 * lam).astype("float32")
+    for k, name in enumerate(ATMOSPHERIC):
+        ds[name] = (50 + k + 0.3 * phi + hour * level + 0 * lam).astype("float32")
+        ds[name] = ds[name].transpose("time", "level", "latitude", "longitude")
+    ds["land_sea_mask"] = ((lam < 180) + 0 * phi).transpose("latitude", "longitude").astype("f4")
+    ds["geopotential_at_surface"] = (9.80665 * 10 * (phi + 90) + 0 * lam).astype("f4")
+    ds["sea_surface_temperature"] = ds["sea_surface_temperature"].where(ds["land_sea_mask"] < 0.5)
+    return ds
+
+
+def deviations(ds: xr.Dataset) -> xr.Dataset:
+    r"""Made-up statistics, other than the data's own, different for each variable and level."""
+    stats = xr.Dataset(coords={"statistic": ["mean", "std"], "level": LEVELS})
+    for k, name in enumerate(SURFACE):
+        stats[name] = ("statistic", [0.0, 2.0 + k])
+    for k, name in enumerate(ATMOSPHERIC):
+        stats[name] = (("statistic", "level"), [[0.0] * 3, [1.0 + k, 2.0 + k, 3.0 + k]])
+    return stats
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return atmosphere()
+
+
+@pytest.fixture(scope="module")
+def stats(truth):
+    return deviations(truth)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return named_network(GRID, stations=150)
+
+
+@pytest.fixture(scope="module")
+def seen(truth, stats, network):
+    return observe(truth, network, statistics=stats)
+
+
+def gaussian(z: np.ndarray) -> None:
+    r"""Asserts that numbers may be independent standard normal draws: mean, variance and kurtosis,
+    each within what one draw in a million exceeds."""
+    n = z.size
+    assert abs(z.mean()) < 5 / np.sqrt(n)
+    low, high = chi2.ppf([5e-7, 1 - 5e-7], n)
+    assert low < (z**2).sum() < high
+    assert abs((z**4).mean() - 3) < 5 * np.sqrt(96 / n)  # Var(ε⁴) = 105 − 9
+
+
+def test_table(seen, network, stats):
+    table, _ = seen
+    assert tuple(table.columns) == COLUMNS
+    assert table["level"].isna().all()
+    assert table["longitude"].between(0, 360, inclusive="left").all()
+    for name in SURFACE:
+        rows = table[table["variable"] == name]
+        assert rows["error"].to_numpy() == pytest.approx(0.01 * float(stats[name][1]))
+    counts = table["variable"].value_counts()
+    assert (counts.drop("sea_surface_temperature") == 150 * 24).all()
+    assert not table.duplicated(["time", "station", "variable"]).any()
+
+
+def test_stations_see_the_truth_at_their_place_plus_noise(seen):
+    table, _ = seen
+    hour = (table["time"] - pd.Timestamp("2021-03-21")) / pd.Timedelta("1h")
+    k = table["variable"].map({name: k for k, name in enumerate(SURFACE)})
+    exact = 100 + k + 0.3 * table["latitude"] + 0.1 * hour
+    inner = table["latitude"].abs() < GRID.latitude[0]
+    z = ((table["value"] - exact) / table["error"])[inner].to_numpy()
+    assert z.size > 17_000
+    assert np.abs(z).max() < 6
+    gaussian(z)
+
+    # Neither variables nor hours share their noise.
+    by_variable = table.assign(z=(table["value"] - exact) / table["error"])
+    wide = by_variable.pivot_table(index=["time", "station"], columns="variable", values="z")
+    wide = wide.drop(columns="sea_surface_temperature")
+    correlation = np.corrcoef(wide.to_numpy().T) - np.eye(5)
+    assert np.abs(correlation).max() < 5 / np.sqrt(len(wide))
+    t2m = wide["2m_temperature"].unstack("time").to_numpy()
+    assert abs((t2m[:, 1:] * t2m[:, :-1]).mean()) < 5 / np.sqrt(t2m[:, 1:].size)
+
+
+def test_swath_is_the_truth_in_view_plus_noise(seen, truth, stats):
+    _, gridded = seen
+    view = swath(Orbit(), GRID.latitude[:, None], GRID.longitude, truth["time"].values)
+    for name in ATMOSPHERIC:
+        assert gridded[name].dims == truth[name].dims
+        assert gridded[name].attrs["units"] == VARIABLES[name].units
+        for level in LEVELS:
+            error = gridded[f"{name}_error"].sel(level=level).values
+            std = float(stats[name].sel(statistic="std", level=level))
+            np.testing.assert_array_equal(np.isfinite(error), view)
+            np.testing.assert_allclose(error[view], 0.1 * std, rtol=1e-6)
+            difference = (gridded[name] - truth[name]).sel(level=level).values
+            np.testing.assert_array_equal(np.isfinite(difference), view)
+            gaussian(difference[view].astype(np.float64) / (0.1 * std))
+
+    z = [(gridded[n] - truth[n]).values[:, j][view] for n in ATMOSPHERIC for j in range(3)]
+    correlation = np.corrcoef(z) - np.eye(15)
+    assert np.abs(correlation).max() < 5 / np.sqrt(view.sum())
+
+
+def test_satellites_see_no_surface(seen):
+    _, gridded = seen
+    assert set(gridded.data_vars) == {*ATMOSPHERIC, *(f"{n}_error" for n in ATMOSPHERIC)}
+
+
+def test_the_same_seed_sees_the_same(seen, truth, network, stats):
+    table, gridded = observe(truth, network, statistics=stats)
+    pd.testing.assert_frame_equal(table, seen[0])
+    xr.testing.assert_identical(gridded, seen[1])
+    other, elsewhere = observe(truth, network, statistics=stats, seed=1)
+    assert not np.isclose(other["value"], table["value"], rtol=0, atol=1e-9).any()
+    a, b = elsewhere["temperature"].values, gridded["temperature"].values
+    assert not np.equal(a, b)[np.isfinite(a)].mean() > 1e-3
+
+
+def test_independent_of_selection_order_and_chunks(seen, truth, network, stats):
+    table, gridded = seen
+    few = ["temperature", "2m_temperature", "geopotential", "land_sea_mask"]
+    part = truth[[*few, "geopotential_at_surface"]].isel(time=[17, 3]).sel(level=[850, 500])
+    table_part, gridded_part = observe(part, network, statistics=stats)
+    for time in part["time"].values:
+        expected = table[(table["time"] == time) & (table["variable"] == "2m_temperature")]
+        found = table_part[table_part["time"] == time]
+        pd.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True))
+    whole = gridded.isel(time=[17, 3]).sel(level=[850, 500])
+    for name in ("temperature", "geopotential"):
+        np.testing.assert_array_equal(gridded_part[name], whole[name])
+
+    lazy, gridded_lazy = observe(truth.chunk(time=5), network, statistics=stats)
+    pd.testing.assert_frame_equal(lazy, table)
+    xr.testing.assert_equal(gridded_lazy, gridded)
+
+
+def test_statistics_are_the_stores_own_by_default(truth, network):
+    table, _ = observe(truth.isel(time=slice(2)), network)
+    rows = table[table["variable"] == "2m_temperature"]
+    std = truth["2m_temperature"].isel(time=slice(2)).values.astype(np.float64).std()
+    assert rows["error"].to_numpy() == pytest.approx(0.01 * std, rel=1e-5)
+
+
+def at(latitude, longitude, **options) -> Network:
+    frame = pd.DataFrame({"latitude": latitude, "longitude": longitude, "elevation": -1.0})
+    frame["station"] = [f"S{k}" for k in range(len(frame))]
+    return Network("places", frame, **options)
+
+
+def test_sea_surface_is_seen_at_sea_only(stats):
+    r"""Coasts at 178° and −2° of longitude, half way between grid points."""
+    truth = atmosphere(hours=1)
+    #   open sea, off the coast, on the coast's land side, far inland, off the other coast
+    places = at([10.0, 10.0, 10.0, 10.0, 10.0], [200.0, 178.5, 177.5, 90.0, -2.5])
+    table, _ = observe(truth, places, statistics=stats)
+    rows = table[table["variable"] == "sea_surface_temperature"]
+    assert list(rows["station"]) == ["S0", "S1", "S4"]
+    # Land takes no part: off the coast too the value is that of the sea.
+    z = ((rows["value"] - (104 + 0.3 * 10)) / rows["error"]).to_numpy()
+    assert (np.abs(z) < 6).all()  # false for NaN
+    # Elsewhere all five see everything else.
+    assert (table["variable"].value_counts().drop("sea_surface_temperature") == 5).all()
+
+
+def test_wind_across_the_pole(stats):
+    r"""A wind of 1 m/s over the pole, :math:`u = -\sin \lambda`, :math:`v = -\sin \varphi \cos
+    \lambda`: its components turn round, itself does not."""
+    truth = atmosphere(hours=1)
+    phi, lam = np.radians(GRID.latitude)[:, None], np.radians(GRID.longitude)
+    for name, field in zip(
+        WINDS, (-np.sin(lam) + 0 * phi, -np.sin(phi) * np.cos(lam)), strict=True
+    ):
+        truth[name] = (truth[name].dims, field[None].astype("float32"))
+
+    latitude = np.array([89.5, 88.0, 89.9, -89.5, 60.0])
+    longitude = np.array([10.0, 200.0, 350.0, 77.0, 30.0])
+    table, _ = observe(truth, at(latitude, longitude, noise=1e-6), statistics=stats)
+    u, v = (table[table["variable"] == name]["value"].to_numpy() for name in WINDS)
+    phi, lam = np.radians(latitude), np.radians(longitude)
+    # Bilinear: within (Δ²/8)(|f_φφ| + |f_λλ|), with Δ up to 5.7° across the pole.
+    tolerance = np.radians(5.7) ** 2 / 8 * 2 + 1e-4
+    np.testing.assert_allclose(u, -np.sin(lam), atol=tolerance)
+    np.testing.assert_allclose(v, -np.sin(phi) * np.cos(lam), atol=tolerance)
+
+
+def test_elevation_is_that_of_the_stores_ground(stats):
+    truth = atmosphere(hours=1)
+    table, _ = observe(truth, at([0.0, 45.0], [100.0, 250.0]), statistics=stats)
+    heights = table.drop_duplicates("station")["elevation"].to_numpy()
+    np.testing.assert_allclose(heights, [900.0, 1350.0], rtol=1e-5)
+    table, _ = observe(
+        truth.drop_vars("geopotential_at_surface"), at([0.0], [100.0]), statistics=stats
+    )
+    assert (table["elevation"] == -1.0).all()
+
+
+def test_two_satellites_share_what_both_see(truth, stats):
+    hour = truth.isel(time=slice(2))
+    lone = Satellite()
+    sharp = Satellite(noise=0.05, variables=("temperature",))
+    network = at([], [], satellites=(lone, sharp))
+    table, gridded = observe(hour, network, statistics=stats)
+    assert len(table) == 0
+    assert tuple(table.columns) == COLUMNS
+    std = stats["temperature"].sel(statistic="std").values[:, None]
+    error = gridded["temperature_error"].values
+    expected = std / np.sqrt(1 / 0.1**2 + 1 / 0.05**2)
+    for k in range(2):
+        seen = np.isfinite(error[k])
+        for j in range(3):
+            np.testing.assert_allclose(error[k, j][seen[j]], expected[j, 0], rtol=1e-6)
+    z = ((gridded["temperature"] - hour["temperature"]) / gridded["temperature_error"]).values
+    gaussian(z[np.isfinite(z)].astype(np.float64))
+    humid = gridded["specific_humidity_error"].sel(level=500).values
+    np.testing.assert_allclose(humid[np.isfinite(humid)], 0.1 * 5.0, rtol=1e-6)
+
+
+def test_noise_is_not_clipped(stats):
+    truth = atmosphere(hours=4)
+    truth["total_precipitation"] *= 0
+    table, _ = observe(truth, named_network(GRID), statistics=stats)
+    rain = table[table["variable"] == "total_precipitation"]["value"]
+    assert 0.3 < (rain < 0).mean() < 0.7
+    gaussian((rain / 0.07).to_numpy())
+
+
+def test_years_before_1970(stats):
+    table, gridded = observe(atmosphere(1, "1905-06-01T12"), named_network(GRID), statistics=stats)
+    assert np.isfinite(table["value"]).all()
+    assert np.isfinite(gridded["temperature"]).any()
+
+
+def test_mistakes(truth, stats, network):
+    broken = truth.isel(time=slice(1)).copy(deep=True)
+    broken["2m_temperature"][0, 10:40] = np.nan
+    with pytest.raises(DataError, match="'2m_temperature' is NaN at 2021-03-21"):
+        observe(broken, network, statistics=stats)
+    with pytest.raises(DataError, match="statistics lack 'temperature'"):
+        observe(truth, network, statistics=stats.drop_vars("temperature"))
+    with pytest.raises(DataError, match=r"lack the levels \[700\]"):
+        observe(truth, network, statistics=stats.sel(level=[500, 850]))
+    with pytest.raises(DataError, match="nothing to observe"):
+        observe(truth[["land_sea_mask"]], network, statistics=stats)

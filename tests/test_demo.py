@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+import xarray as xr
+from typer.testing import CliRunner
+
+pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
+pytest.importorskip("cmocean", reason="the extra 'plots' is not installed")
+
+from matplotlib.image import imread
+
+import appa.cli.demo
+from appa.data.grids import Grid
+from appa.data.statistics import compute
+from appa.data.stores import open_store
+from appa.data.variables import ATMOSPHERIC, SURFACE
+from appa.demo import CHANNELS, observe_day, run, standardized_rmse, summarize
+from appa.errors import DataError
+
+GRID = Grid("gaussian", 24, 48)
+NAMES = ["t2m", "u10", "v10", "msl", "sst", "tp", "t850", "z500", "q700"]
+
+
+def application() -> typer.Typer:
+    app = typer.Typer()
+    appa.cli.demo.register(app)
+    return app
+
+
+def weather(hours: int = 3) -> xr.Dataset:
+    r"""White noise on land and sea, enough to count what is seen of it."""
+    rng = np.random.default_rng(0)
+    levels = [500, 700, 850]
+    coords = {
+        "time": pd.date_range("2021-03-21", periods=hours, freq="h"),
+        "level": levels,
+        "latitude": GRID.latitude,
+        "longitude": GRID.longitude,
+    }
+    ds = xr.Dataset(coords=coords)
+    for name in SURFACE:
+        dims = ("time", "latitude", "longitude")
+        ds[name] = (dims, rng.normal(280, 2, (hours, *GRID.shape)).astype("float32"))
+    for name in ATMOSPHERIC:
+        dims = ("time", "level", "latitude", "longitude")
+        ds[name] = (dims, rng.normal(50, 2, (hours, 3, *GRID.shape)).astype("float32"))
+    ds["land_sea_mask"] = (("latitude", "longitude"), np.zeros(GRID.shape, "float32"))
+    ds["land_sea_mask"][:, :24] = 1
+    ds["sea_surface_temperature"] = ds["sea_surface_temperature"].where(ds["land_sea_mask"] < 0.5)
+    return ds
+
+
+def test_nine_channels():
+    assert [channel.name for channel in CHANNELS] == NAMES
+
+
+def test_standardized_rmse():
+    r"""A field that is off by c on the northern half of the area and right elsewhere is off by
+    :math:`c / \sqrt 2`."""
+    truth = weather()["sea_surface_temperature"]
+    north = xr.DataArray(np.where(GRID.latitude > 0, 3.0, 0.0), dims="latitude")
+    error = standardized_rmse(truth, truth + north, GRID, 2.0)
+    assert error == pytest.approx(3 / 2 / np.sqrt(2), rel=1e-5)
+    # Away from the poles by area, not by rows: the row nearest to the pole is a small share.
+    polar = xr.DataArray(np.where(np.arange(24) == 0, 1.0, 0.0), dims="latitude")
+    share = np.sqrt(GRID.area[0].sum() / GRID.area.sum())
+    found = standardized_rmse(truth, (truth + polar).transpose("longitude", ...), GRID, 1.0)
+    assert found == pytest.approx(share, rel=1e-4)
+
+
+def test_summary_counts_what_was_seen():
+    truth = weather()
+    stats = compute(truth)
+    expected = xr.full_like(truth, 0.0) + stats.sel(statistic="mean", drop=True)
+    day = observe_day(truth, stats, expected)
+    summary = summarize(day)
+    assert list(summary.index) == NAMES
+    stations = len(day.network.stations)
+    assert stations == 12  # 1 % of 24 × 48, rounded
+    assert (summary.loc[["t2m", "u10", "v10", "msl", "tp"], "n"] == 3 * stations).all()
+    assert 0 < summary.loc["sst", "n"] < 3 * stations
+    seen = sum(s.sees(GRID, truth["time"].values).sum() for s in day.network.satellites)
+    assert (summary.loc[["t850", "z500", "q700"], "n"] == seen).all()
+
+    # White noise of standard deviation 2: climatology is off by one standard deviation, the
+    # errors are 1 % and 10 % of 2, to the sampling error of a few thousand draws.
+    np.testing.assert_allclose(summary["climatology"], 1, atol=5 / np.sqrt(2 * 3 * 500))
+    np.testing.assert_allclose(summary["error"][:6], 0.02, rtol=0.1)
+    np.testing.assert_allclose(summary["error"][6:], 0.2, rtol=0.1)
+    sampling = 5 * 2 / np.sqrt(seen)
+    np.testing.assert_allclose(summary["mean"][6:], 50, atol=sampling)
+
+
+def test_demo_end_to_end(tmp_path):
+    r"""The command itself, on the bundled planet; its files open and hold what it says."""
+    folder = tmp_path / "out" / "demo"
+    result = CliRunner().invoke(application(), ["demo", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0
+    names = ["stations.csv", "swath.nc", "observations.png", "network.png"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(names)
+    for name in names:
+        assert name in result.output
+    assert "46, in 1.0 % of the boxes" in result.output
+
+    truth = open_store("planet").isel(time=slice(24)).load()
+    table = pd.read_csv(folder / "stations.csv", parse_dates=["time"])
+    assert table["station"].nunique() == 46
+    assert table["level"].isna().all()
+    assert sorted(table["variable"].unique()) == sorted(SURFACE)
+    assert set(table["time"]) == set(pd.DatetimeIndex(truth["time"].values))
+    assert f"{len(table):,} observations" in re.sub(r"\s+", " ", result.output.replace("│", ""))
+    # Against xarray's interpolation, which knows neither wrapping nor poles: well inside.
+    rows = table[(table["variable"] == "2m_temperature") & table["longitude"].between(5, 350)]
+    rows = rows[rows["latitude"].abs() < 80]
+    exact = truth["2m_temperature"].interp(
+        {c: xr.DataArray(rows[c].to_numpy(), dims="row") for c in ("time", "latitude", "longitude")}
+    )
+    z = (rows["value"].to_numpy() - exact.values) / rows["error"].to_numpy()
+    assert np.abs(z).max() < 6
+    assert z.std() == pytest.approx(1, abs=5 / np.sqrt(2 * len(z)))
+
+    with xr.open_dataset(folder / "swath.nc") as swath:
+        assert swath.attrs["Conventions"].startswith("CF")
+        np.testing.assert_array_equal(swath["time"], truth["time"])
+        np.testing.assert_array_equal(swath["level"], truth["level"])
+        for name in ATMOSPHERIC:
+            assert swath[name].attrs["units"] == truth[name].attrs["units"]
+            z = ((swath[name] - truth[name]) / swath[f"{name}_error"]).values
+            share = np.isfinite(z).mean()
+            assert 0.05 < share < 0.07
+            assert np.nanstd(z) == pytest.approx(1, abs=5 / np.sqrt(2 * np.isfinite(z).sum()))
+
+    for name in ("observations.png", "network.png"):
+        image = imread(folder / name)
+        assert min(image.shape[:2]) > 600
+        assert len(np.unique((image[::4, ::4, :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 200
+
+
+def test_as_many_hours_as_there_are(tmp_path):
+    hours = open_store("planet").sizes["time"]
+    with pytest.raises(DataError, match=f"has {hours}"):
+        run(tmp_path, hours=hours + 1)
+    with pytest.raises(DataError, match="0 hours"):
+        run(tmp_path, hours=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_info():
+    import torch
+
+    result = CliRunner().invoke(application(), ["info"], catch_exceptions=False)
+    assert result.exit_code == 0
+    for word in (torch.__version__, xr.__version__, np.__version__, "cpu", "48×96", "71 channels"):
+        assert word in result.output
+    for preset in ("planet", "era5-1.5deg", "era5-0.25deg"):
+        assert f"appa config show {preset}" in result.output
