@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = ["Progress", "progress"]
 
@@ -21,7 +22,7 @@ class Progress:
         self.total, self.description, self.unit = total, description, unit
         self.done = self.already = 0
         self.start = self.last = time.monotonic()
-        self.bar = None
+        self.bar: Any = None
 
     def skip(self, n: int) -> None:
         r"""Counts work found finished already: it moves the bar but not the speed."""

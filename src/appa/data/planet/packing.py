@@ -9,6 +9,7 @@ The integers are a plain Zarr array in a zip file; a variable is unpacked when i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ def pack(ds: xr.Dataset, path: str | Path, steps: Mapping[str, np.ndarray | floa
     part.unlink(missing_ok=True)
     with ZipStore(part, mode="w") as store:
         group = zarr.open_group(store, mode="w", attributes={**_plain(ds.attrs), "packed": FORMAT})
-        for name, var in ds.variables.items():
+        for key, var in ds.variables.items():
+            name = str(key)
             attrs = _plain(var.attrs)
             values = var.values
             if name in steps:
                 step = np.asarray(steps[name], np.float64)
-                values = _integers(str(name), var, step)
+                values = _integers(name, var, step)
                 attrs["step"] = step.tolist()
             elif values.dtype.kind == "M":
                 values = values.astype("datetime64[h]").astype(np.int64)
@@ -57,7 +59,7 @@ def pack(ds: xr.Dataset, path: str | Path, steps: Mapping[str, np.ndarray | floa
                 attrs["labels"] = [str(v) for v in values]
                 values = np.arange(len(values))
             array = group.create_array(
-                str(name),
+                name,
                 shape=values.shape,
                 chunks=values.shape,
                 dtype=values.dtype,
@@ -104,14 +106,14 @@ def unpack(path: str | Path) -> xr.Dataset:
         ) from error
     data: dict[str, Any] = {}
     for name, array in arrays.items():
-        dims = array.metadata.dimension_names
+        dims = tuple(map(str, getattr(array.metadata, "dimension_names", None) or ()))
         attrs = dict(array.attrs)
         if "step" in attrs:
             step = _along_level(np.asarray(attrs.pop("step")), dims)
             lazy = indexing.LazilyIndexedArray(Packed(array, step, dims[0] == "time"))
             data[name] = xr.Variable(dims, lazy, attrs)
             continue
-        values = array[...]
+        values = np.asarray(array[...])
         if attrs.get("units") == "hours since 1970-01-01":
             del attrs["units"]
             values = values.astype("datetime64[h]").astype("datetime64[ns]")
@@ -131,7 +133,6 @@ class Packed(BackendArray):
         self.array, self.step, self.differences = array, step, differences
         self.shape = array.shape
         self.dtype = np.dtype(np.float32)
-        self.values: np.ndarray | None = None
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(
@@ -139,16 +140,18 @@ class Packed(BackendArray):
         )
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-        if self.values is None:
-            multiples = self.array[...].astype(np.int32)
-            undefined = multiples == UNDEFINED
-            if self.differences:
-                multiples = np.cumsum(multiples, axis=0, dtype=np.int32)
-                undefined = np.broadcast_to(undefined[:1], multiples.shape)
-            values = (multiples * self.step).astype(np.float32)
-            values[undefined] = np.nan
-            self.values = values
         return self.values[key]
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        multiples = self.array[...].astype(np.int32)
+        undefined = multiples == UNDEFINED
+        if self.differences:
+            multiples = np.cumsum(multiples, axis=0, dtype=np.int32)
+            undefined = np.broadcast_to(undefined[:1], multiples.shape)
+        values = (multiples * self.step).astype(np.float32)
+        values[undefined] = np.nan
+        return values
 
 
 def _along_level(step: np.ndarray, dims: Any) -> np.ndarray:

@@ -130,8 +130,8 @@ class Circulation:
             import jcm  # noqa: F401
         except ImportError as error:
             raise AppaError(
-                "simulating a planet needs the circulation model JCM, which is not installed; "
-                "install the extra: pip install 'appa-assimilation[planet]'"
+                f"simulating a planet needs the circulation model JCM, which cannot be imported "
+                f"({error}); install the extra: pip install 'appa-assimilation[planet]'"
             ) from error
 
         import jax.numpy as jnp

@@ -1,0 +1,41 @@
+# Everything runs in .venv, made from pyproject.toml and the versions in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread a process: threads that wait for each other cost more than they give on few cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.core
+	$(BIN)/appa demo
+
+test: $(VENV)/.dev lint
+	$(BIN)/pytest -q -n 2 --dist loadfile
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Appa needs Python 3.11 or newer; this is %d.%d. Say which: make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV), a minute or two"
+	$(INSTALL) -e '.[plots]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) with development tools, two or three minutes"
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.core
