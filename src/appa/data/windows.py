@@ -108,7 +108,7 @@ class WindowLoader:
 
     def __init__(
         self,
-        store: str | Path | xr.Dataset,
+        store: str | Path | Sequence[str | Path] | xr.Dataset,
         window: int,
         batch_size: int,
         *,
@@ -302,8 +302,8 @@ class WindowLoader:
         """
         first = self.batch if self.resumed else 0
         self.batch, self.resumed = first, False
-        order, total = self.order(self.epoch), len(self)
-        hours = np.arange(self.window)
+        epoch, total = self.epoch, len(self)
+        order, hours = self.order(epoch), np.arange(self.window)
         memory = Memory((self.batch_size, self.window, *self.shape), self.pin_memory)
         executor = ThreadPoolExecutor(self.workers, thread_name_prefix="appa-windows")
         ahead: deque[Batch] = deque()
@@ -318,7 +318,7 @@ class WindowLoader:
                 self.batch = k + 1
                 # No name here may hold a batch while another is read: its memory is used again.
                 yield ahead.popleft().tensor, dates
-            self.epoch, self.batch = self.epoch + 1, 0
+            self.epoch, self.batch = epoch + 1, 0
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
 

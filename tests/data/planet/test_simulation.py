@@ -1,0 +1,182 @@
+r"""The simulation: its calendar, its output against JCM's own, and being killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from appa.data.planet.simulation import GRID, Circulation, Plan, simulate
+from appa.data.stores import open_store
+from appa.errors import DataError, UnfinishedStoreError
+
+
+def test_members_have_years_of_their_own():
+    plan = Plan(members=3, days=730, first_year=2019)
+    times = plan.times().reshape(3, -1)
+    years = [set(np.unique(t.astype("datetime64[Y]").astype(int) + 1970)) for t in times]
+    assert years == [{2019, 2020}, {2021, 2022}, {2023, 2024}]
+    # 365 days a year: of 2024, a leap year, the last day is left out, and of 2019–2020 too.
+    assert str(times[0, -1])[:13] == "2020-12-30T23"
+    assert str(times[1, -1])[:13] == "2022-12-31T23"
+    assert (np.diff(times, axis=1) == np.timedelta64(1, "h")).all()
+
+
+def test_no_two_years_share_a_trajectory():
+    # Forcing repeats every year: one seed under two dates would be one trajectory.
+    train = Plan(members=99, first_year=1901).seeds()
+    test = Plan(members=1, first_year=2021).seeds()
+    other = Plan(members=1, first_year=2021, seed=1).seeds()
+    assert len({*train, *test, *other}) == 101
+    # A member is the same whatever it is simulated with.
+    assert Plan(members=2, first_year=1950).seeds()[1] == Plan(first_year=1951).seeds()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 5}, "every must divide 24"),
+        ({"members": 0}, "members must be at least 1"),
+        ({"members": 300, "first_year": 2000}, "2000–2299"),
+    ],
+)
+def test_impossible_plans_are_refused(arguments, message):
+    with pytest.raises(DataError, match=message):
+        Plan(**arguments)
+
+
+@pytest.fixture(scope="module")
+def circulation():
+    pytest.importorskip("jcm", reason="the extra 'planet' is not installed")
+    return Circulation()
+
+
+@pytest.fixture(scope="module")
+def under_way(circulation):
+    r"""A member after five days, when it has begun to rain."""
+    run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
+    for _ in range(5):
+        run = circulation.spin_up(run, 1)
+    return run
+
+
+def test_it_starts_with_earths_mass_in_balance_with_the_mountains(circulation):
+    run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
+    pressure = 1e5 * np.exp(
+        np.asarray(circulation.horizontal.to_nodal(run.state.dynamics.log_surface_pressure))[0, 0]
+    )
+    area = GRID.area[::-1].T
+    np.testing.assert_allclose((pressure * area).sum() / area.sum(), 98_550, rtol=1e-4)
+    height = np.asarray(circulation.surface_geopotential)
+    # ln p_s = −Φ_s / RT + const: what is left is the seed's perturbation, below half a percent.
+    rest = np.log(pressure) + height / (287.04 * 288)
+    assert np.ptp(rest) < 0.01
+    assert np.ptp(np.log(pressure)) > 0.4
+
+
+def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulation, under_way):
+    run = under_way
+    after, fields = circulation.advance(run, 1)
+    assert {f.shape[:2] for f in fields.values()} == {(1, 24)}
+
+    # JCM's own hourly means, through its public averaging, and its states at the hours' ends.
+    import jax
+
+    first = jax.tree_util.tree_map(lambda a: a[0], run.state)
+    arguments = {
+        "total_time": 1,
+        "initial_physics_state": first.physics,
+        "initial_time": first.time,
+        "initial_step": first.step,
+    }
+    _, means = circulation.model.run_from_state_with_carry(
+        first.dynamics,
+        circulation.forcing,
+        save_interval=1 / 24,
+        output_averages=True,
+        **arguments,
+    )
+    rate = np.asarray(means.physics["surface_exchange"].precipitation)  # kg m⁻² s⁻¹
+    theirs = 3.6 * rate.swapaxes(-1, -2)[:, ::-1]  # m an hour, canonical
+    ours = np.asarray(fields["total_precipitation"])[0]
+    # The sum over (h − 1, h] stands at h: JCM's first mean is our second hour.
+    # Two programs round differently, and rain sets in at a threshold: 1e-7 m is 0.1 µm.
+    np.testing.assert_allclose(ours[1:], theirs[:-1], rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(after.precipitation)[0].T[::-1], theirs[-1], atol=1e-7)
+    assert ours.max() > 1e-5
+
+    # Hour 0 is the state it set out from.
+    state = circulation.model.dycore.to_physics_state(first.dynamics)
+    low = np.asarray(state.u_wind[-1]).T[::-1]
+    got = np.asarray(fields["u_component_of_wind"])[0, 0, -1]  # 1000 hPa: held from the lowest
+    under = np.asarray(state.normalized_surface_pressure).T[::-1] * 0.95 < 1.0
+    np.testing.assert_allclose(got[under], low[under], atol=1e-4)
+
+    sea = np.asarray(fields["sea_surface_temperature"])[0]
+    land = circulation.static()["land_sea_mask"] >= 0.5
+    np.testing.assert_array_equal(np.isnan(sea), np.broadcast_to(land, sea.shape))
+    assert np.nanmin(sea) >= 271.45
+
+
+SCRIPT = """
+import sys
+from appa.data.planet.simulation import Plan, simulate
+simulate(sys.argv[1], Plan(members=2, days=3, spin_up=1))
+"""
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_and_gives_the_same(tmp_path):
+    pytest.importorskip("jcm", reason="the extra 'planet' is not installed")
+    # Both processes compile the same functions: let the second find the first's.
+    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed.zarr")]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    marker = tmp_path / "killed.zarr.partial" / ".appa" / "done" / "temperature" / "0"
+    deadline = time.monotonic() + 400
+    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert marker.exists(), "it was killed before the first block was written"
+    assert not (tmp_path / "killed.zarr").exists(), "it was finished before it could be killed"
+    with pytest.raises(UnfinishedStoreError, match="of 6 blocks"):
+        open_store(tmp_path / "killed.zarr")
+
+    written = {p: p.stat().st_mtime_ns for p in marker.parents[3].glob("temperature/c/*/*/*/*")}
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    plain = [*command[:-1], str(tmp_path / "plain.zarr")]
+    subprocess.run(plain, env=env, check=True, capture_output=True)
+
+    killed, whole = open_store(tmp_path / "killed.zarr"), open_store(tmp_path / "plain.zarr")
+    xr.testing.assert_identical(killed.load(), whole.load())
+    # At most the block that was under way was written again.
+    kept = [
+        p
+        for p, stamp in written.items()
+        if (tmp_path / "killed.zarr" / p.relative_to(marker.parents[3])).stat().st_mtime_ns == stamp
+    ]
+    assert len(kept) >= len(written) - 2
+
+    assert list(np.unique(whole["trajectory"])) == [2021, 2022]
+    first, second = (whole["temperature"].sel(time=f"{year}-01-01T05") for year in (2021, 2022))
+    assert float(abs(first - second.values).max()) > 1e-3, "members must differ"
+
+
+def test_a_plan_that_differs_does_not_continue_another(tmp_path):
+    pytest.importorskip("jcm", reason="the extra 'planet' is not installed")
+    from appa.data.planet.simulation import _template
+    from appa.data.writing import StoreWriter
+
+    static = {name: np.zeros(GRID.shape) for name in ("land_sea_mask", "geopotential_at_surface")}
+    plan = Plan(days=1, seed=4)
+    with StoreWriter(tmp_path / "a.zarr", _template(plan, static), block=24, plan={"seed": 4}):
+        pass
+    with pytest.raises(Exception, match="another plan"):
+        simulate(tmp_path / "a.zarr", Plan(days=1, seed=5))
