@@ -77,6 +77,7 @@ class StoreWriter:
         if "time" not in template.dims or template.sizes["time"] == 0:
             raise StoreError(f"there is no time to write to {self.path}: the template has none")
         self.variables: dict[str, tuple[str, ...]] = {}
+        self.forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # an hour's shape, and type
         largest = 1
         for name, var in template.data_vars.items():
             if "time" not in var.dims:
@@ -84,6 +85,7 @@ class StoreWriter:
             if var.dims[0] != "time":
                 raise StoreError(f"the dimensions of {name!r} are {var.dims}: time must be first")
             self.variables[str(name)] = tuple(map(str, var.dims))
+            self.forms[str(name)] = (var.shape[1:], var.dtype)
             largest = max(largest, var.dtype.itemsize * int(np.prod(var.shape[1:])))
         if not self.variables:
             raise StoreError(f"there is nothing to write to {self.path}: no variable has time")
@@ -297,32 +299,36 @@ class StoreWriter:
 
         For jobs that hold less than a block in memory; :meth:`mark` follows when it is complete.
         """
-        import zarr
-        from zarr.storage import LocalStore
-
         stop = start + len(values)
+        shape, dtype = self.forms[name]
         if start % self.shard or (stop % self.shard and stop != self.hours):
             raise StoreError(f"hours {start} to {stop} are not whole shards of {self.shard} hours")
+        if values.shape[1:] != shape:
+            raise DataError(f"{name} has shape {values.shape[1:]}, not {shape}")
+        array = None if self.compression == "none" else self._array(name)
         try:
-            array = zarr.open_array(LocalStore(self.path_partial / name), mode="r+")
-            # An hour that is all NaN is an hour too (opening ignores this configuration).
-            array = array.with_config({"write_empty_chunks": True})
-            if values.shape[1:] != array.shape[1:]:
-                raise DataError(f"{name} has shape {values.shape[1:]}, not {array.shape[1:]}")
             # One shard at a time, since Zarr holds a second copy of what it encodes.
             for first in range(start, stop, self.shard):
                 last = min(first + self.shard, stop)
                 part = values[first - start : last - start]
-                index = (first // self.shard,) + (0,) * (array.ndim - 1)
-                file = self.path_partial / name / array.metadata.encode_chunk_key(index)
-                if self.compression == "none":
-                    write_shard(file, part.astype(array.dtype, copy=False), self.shard)
+                key = "/".join(["c", str(first // self.shard), *["0"] * len(shape)])
+                file = self.path_partial / name / key
+                if array is None:
+                    write_shard(file, part.astype(dtype, copy=False), self.shard)
                     continue
                 array[first:last] = part
                 with open(file, "rb") as f:
                     os.fsync(f.fileno())
         except OSError as error:
             raise self._failed(error) from error
+
+    def _array(self, name: str) -> Any:
+        import zarr
+        from zarr.storage import LocalStore
+
+        array = zarr.open_array(LocalStore(self.path_partial / name), mode="r+")
+        # An hour that is all NaN is an hour too (opening ignores this configuration).
+        return array.with_config({"write_empty_chunks": True})
 
     def mark(self, i: int, names: Iterable[str] | None = None) -> None:
         r"""Marks variables of block `i` as written, by default all."""
