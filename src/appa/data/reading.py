@@ -31,6 +31,7 @@ from .shards import Range, Shards, read_ranges
 __all__ = [
     "CompressedArray",
     "LazyArray",
+    "Moments",
     "Piece",
     "ShardedArray",
     "open_array",
@@ -60,12 +61,31 @@ class Run(NamedTuple):
     range: Range | None
 
 
-def put(x: np.ndarray, out: np.ndarray, mean: np.ndarray | None) -> None:
-    r"""Copies values to their place; :math:`x - \mu` costs no more than a copy."""
-    if mean is not None:
-        np.subtract(x, mean, out=out, casting="same_kind")
-    elif x is not out:
-        np.copyto(out, x, casting="same_kind")
+class Moments(NamedTuple):
+    r"""What to subtract from the channels of a piece, and what to multiply them with if anything,
+    both with shape :math:`(c, 1)`."""
+
+    mean: np.ndarray
+    scale: np.ndarray | None
+
+
+def put(x: np.ndarray, out: np.ndarray, moments: Moments | None, own: bool = True) -> None:
+    r"""Puts values in their place, standardized on the way.
+
+    Arguments:
+        x: The values, with shape :math:`(h, c, N)`.
+        out: Their place, with the same shape.
+        moments: What standardizes them, if anything.
+        own: Whether `x` may be overwritten. It is in cache, unlike `out`.
+    """
+    if moments is None:
+        if x is not out:
+            np.copyto(out, x, casting="same_kind")
+    elif moments.scale is None:
+        np.subtract(x, moments.mean, out=out, casting="same_kind")
+    else:
+        place = x if own and x.dtype == out.dtype else None
+        np.multiply(np.subtract(x, moments.mean, out=place), moments.scale, out=out)
 
 
 class LazyArray:
@@ -87,9 +107,11 @@ class LazyArray:
         r"""How a window of so many hours is read: whole, as its chunks are unknown."""
         return [Piece(0, hours, 0, self.channels)]
 
-    def read(self, start: int, piece: Piece, out: np.ndarray, mean: np.ndarray | None) -> None:
+    def read(
+        self, start: int, piece: Piece, out: np.ndarray, moments: Moments | None = None
+    ) -> None:
         r"""Reads a piece of the window that starts at hour `start` into `out`, with shape
-        :math:`(h_1 - h_0, c_1 - c_0, N)`, less the channels' mean if it is given."""
+        :math:`(h_1 - h_0, c_1 - c_0, N)`, standardized."""
         hours = slice(start + piece.h0, start + piece.h1)
         try:
             x = self.array.isel({self.array.dims[0]: hours}).values
@@ -98,7 +120,7 @@ class LazyArray:
                 f"cannot read {self.array.name!r} at hours {hours.start} to {hours.stop - 1} of "
                 f"the store ({type(error).__name__}: {error}); check it with `appa data check`"
             ) from error
-        put(x.reshape(out.shape), out, mean)
+        put(x.reshape(out.shape), out, moments, own=False)
 
 
 class ShardedArray:
@@ -166,16 +188,18 @@ class ShardedArray:
         return found
 
     def put(
-        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, mean: np.ndarray | None
+        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, moments: Moments | None
     ) -> None:
         r"""Puts the values of a run, which are in `data` from `at` on, in their place."""
         target = out[run.h0 : run.h1]
-        put(np.frombuffer(data, self.dtype, target.size, at).reshape(target.shape), target, mean)
+        put(np.frombuffer(data, self.dtype, target.size, at).reshape(target.shape), target, moments)
 
-    def read(self, start: int, piece: Piece, out: np.ndarray, mean: np.ndarray | None) -> None:
+    def read(
+        self, start: int, piece: Piece, out: np.ndarray, moments: Moments | None = None
+    ) -> None:
         r"""Reads a piece of the window that starts at hour `start` into `out`, with shape
-        :math:`(h_1 - h_0, c_1 - c_0, N)`, less the channels' mean if it is given."""
-        read_together(start, [(self, piece, out, mean)])
+        :math:`(h_1 - h_0, c_1 - c_0, N)`, standardized."""
+        read_together(start, [(self, piece, out, moments)])
 
 
 class CompressedArray(ShardedArray):
@@ -196,7 +220,7 @@ class CompressedArray(ShardedArray):
         return found
 
     def put(
-        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, mean: np.ndarray | None
+        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, moments: Moments | None
     ) -> None:
         r"""Decodes the values of a run, which are in `data` from `at` on, to their place."""
         assert run.range is not None
@@ -208,28 +232,28 @@ class CompressedArray(ShardedArray):
             codec.decompress(memoryview(data)[at : at + nbytes], x)
         except (RuntimeError, ValueError) as error:
             raise file.damaged(f"a chunk cannot be decoded ({error})") from error
-        put(x if in_place else x.reshape(1, -1, self.cells)[:, self.rows], target, mean)
+        put(x if in_place else x.reshape(1, -1, self.cells)[:, self.rows], target, moments)
 
 
 def read_together(
-    start: int, parts: Sequence[tuple[ShardedArray, Piece, np.ndarray, np.ndarray | None]]
+    start: int, parts: Sequence[tuple[ShardedArray, Piece, np.ndarray, Moments | None]]
 ) -> None:
     r"""Reads pieces of several arrays at once, see :meth:`ShardedArray.read`.
 
     Arguments:
         start: The first hour of the window.
-        parts: Arrays, the piece to read of each, where it goes, and the mean to subtract.
+        parts: Arrays, the piece to read of each, where it goes, and what standardizes it.
     """
     runs = [(part, run) for part in parts for run in part[0].runs(start, part[1])]
     stored = [run.range for _, run in runs if run.range is not None]
     data, places = read_ranges(stored)
     following = iter(places)
-    for (array, _, out, mean), run in runs:
+    for (array, _, out, moments), run in runs:
         if run.range is not None:
-            array.put(run, data, next(following), out, mean)
+            array.put(run, data, next(following), out, moments)
         else:
             target = out[run.h0 : run.h1]
-            put(np.full(target.shape, array.fill_value, np.float32), target, mean)
+            put(np.full(target.shape, array.fill_value, np.float32), target, moments)
 
 
 def open_array(path: str | Path, channels: Sequence[int] | None = None) -> ShardedArray | None:

@@ -245,7 +245,9 @@ def aio_queue() -> Queue | None:
 def allocate(nbytes: int) -> mmap.mmap:
     r"""Memory of its own, in huge pages where there are any: the kernel then maps, and pins for
     direct reads, a few pages in place of thousands."""
-    buffer = mmap.mmap(-1, nbytes)
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    buffer = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without
             buffer.madvise(mmap.MADV_HUGEPAGE)

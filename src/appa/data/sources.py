@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError, StoreError, nearest
-from .reading import LazyArray, Piece, ShardedArray, open_array, read_together
+from .reading import LazyArray, Moments, Piece, ShardedArray, open_array, read_together
 from .states import Standardizer, undefined
 from .stores import open_store
 from .variables import ATMOSPHERIC, SURFACE, VARIABLES, variable
@@ -76,22 +76,26 @@ class Source:
             piece: The hours of the window and the channels of the array to read.
             window: The window, with shape :math:`(W, C, N)`.
         """
-        out, mean = self.target(piece, window)
-        self.array.read(start, piece, out, mean)
-        self.define(out)
-        if self.scale is not None:
-            np.multiply(out, self.scale[piece.c0 : piece.c1], out=out)
+        out = self.target(piece, window)
+        self.array.read(start, piece, out, self.moments(piece))
+        if self.mean is not None:
+            self.define(out)
             self.check(start, piece, window)
 
-    def target(self, piece: Piece, window: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        r"""Where in a window a piece goes, and the mean of its channels."""
+    def target(self, piece: Piece, window: np.ndarray) -> np.ndarray:
+        r"""Where in a window a piece goes."""
         h0, h1, c0, c1 = piece
-        out = window[h0:h1, self.offset + c0 : self.offset + c1]
-        return out, None if self.mean is None else self.mean[c0:c1]
+        return window[h0:h1, self.offset + c0 : self.offset + c1]
+
+    def moments(self, piece: Piece) -> Moments | None:
+        r"""What standardizes a piece."""
+        if self.mean is None or self.scale is None:
+            return None
+        return Moments(self.mean[piece.c0 : piece.c1], self.scale[piece.c0 : piece.c1])
 
     def define(self, out: np.ndarray) -> None:
         r"""Sets undefined SST to the mean, which is 0 by now."""
-        if self.missing and self.mean is not None:
+        if self.missing:
             undefined = np.isnan(out)
             if self.sea is not None:
                 undefined &= ~self.sea
@@ -99,7 +103,7 @@ class Source:
 
     def check(self, start: int, piece: Piece, window: np.ndarray) -> None:
         r"""Raises where a piece is not finite."""
-        out, _ = self.target(piece, window)
+        out = self.target(piece, window)
         if finite(out):
             return
         bad = ~np.isfinite(out)
@@ -121,8 +125,13 @@ class Stack:
     """
 
     def __init__(self, sources: Sequence[Source], hours: int):
-        self.parts = [(source, piece) for source in sources for piece in source.pieces(hours)]
-        self.undefined = [(source, piece) for source, piece in self.parts if source.missing]
+        self.parts = []
+        for source in sources:
+            for piece in source.pieces(hours):
+                moments = source.moments(piece)
+                if moments is not None:
+                    moments = Moments(moments.mean, None)  # all are scaled together
+                self.parts.append((source, piece, moments))
         self.channels = sum(source.array.channels for source in sources)
         scales = [source.scale for source in sources if source.scale is not None]
         self.scale = np.concatenate(scales) if scales else None
@@ -134,25 +143,26 @@ class Stack:
     def read(self, start: int, piece: Piece, window: np.ndarray) -> None:
         r"""Reads the window that starts at hour `start`, see :meth:`Source.read`."""
         together = []
-        for source, part in self.parts:
-            out, mean = source.target(part, window)
+        for source, part, moments in self.parts:
+            out = source.target(part, window)
             if isinstance(source.array, ShardedArray):
-                together.append((source.array, part, out, mean))
+                together.append((source.array, part, out, moments))
             else:
-                source.array.read(start, part, out, mean)
+                source.array.read(start, part, out, moments)
         read_together(start, together)
-        for source, part in self.undefined:
-            source.define(source.target(part, window)[0])
         if self.scale is not None:
+            for source, part, _ in self.parts:
+                if source.missing:
+                    source.define(source.target(part, window))
             np.multiply(window, self.scale, out=window)
             if not finite(window):
-                for source, part in self.parts:
+                for source, part, _ in self.parts:
                     source.check(start, part, window)
 
 
 def finite(x: np.ndarray) -> bool:
-    # Both are false of NaN, and neither needs a mask in memory.
-    return bool(x.min() > -np.inf and x.max() < np.inf)
+    r"""Whether nothing is NaN or infinite; takes no mask in memory."""
+    return bool(x.max() < np.inf and x.min() > -np.inf)  # both are false of NaN
 
 
 def open_source(store: Any) -> xr.Dataset:

@@ -33,7 +33,7 @@ def by_local_hour(field: xr.DataArray) -> xr.DataArray:
             "ds.isel(time=slice(0, 96))"
         )
     mean = field.values.reshape(days, 24, *field.shape[1:]).mean(0, dtype=np.float64)
-    local = np.rint(local_time(times[:24, None], field["longitude"].values)).astype(int) % 24
+    local = np.floor(local_time(times[:24, None], field["longitude"].values) + 0.5).astype(int) % 24
     order = np.argsort(local, axis=0)  # (24, W): each longitude has each hour once
     order = order.reshape(24, *(1,) * (mean.ndim - 2), -1)
     composite = np.take_along_axis(mean, np.broadcast_to(order, mean.shape), axis=0)
