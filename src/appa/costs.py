@@ -1,4 +1,4 @@
-r"""What the networks of a configuration weigh, from their sizes alone.
+r"""What the states and networks of a configuration weigh, from their sizes alone.
 
 An operation is a multiplication or an addition: a 3×3 convolution from :math:`c` to :math:`d`
 channels costs :math:`18 \, c \, d` a pixel. Activations and normalizations are not counted.
@@ -89,6 +89,8 @@ def facts(config: Config) -> dict[str, str]:
         "channels": f"{len(config.channels)} ({len(config.data.surface)} surface fields, "
         f"{len(config.data.atmospheric)} on {levels} levels)",
         "state": " × ".join(map(str, config.state_shape)),
+        "size": f"{_bytes(config.state_bytes)} a state in float32, "
+        f"{_bytes(8760 * config.state_bytes)} a year of hours, uncompressed",
         "latent": " × ".join(map(str, config.latent_shape)),
         "compression": f"{config.compression:.1f}×",
         "tokens": f"{config.tokens:,} a window of {config.window} h",
@@ -102,6 +104,13 @@ def facts(config: Config) -> dict[str, str]:
 
 def _scaled(flops: int) -> str:
     return f"{flops / 1e12:.2f} TFLOP" if flops >= 1e12 else f"{flops / 1e9:.2f} GFLOP"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size / 1e6:.2f} MB"
 
 
 def _pixels(config: Config) -> list[int]:

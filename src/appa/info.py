@@ -12,8 +12,8 @@ CORE = ("numpy", "xarray", "zarr", "dask", "netCDF4", "pandas", "torch")
 OPTIONAL = {"jcm": "planet", "matplotlib": "plots", "cmocean": "plots", "gcsfs": "era5"}
 
 
-def version(package: str) -> str | None:
-    r"""The version of an installed package."""
+def installed(package: str) -> str | None:
+    r"""The version of another package, where it is installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -27,20 +27,23 @@ def collect() -> dict[str, dict[str, str]]:
         Sections, each of names and values: `versions`, `devices`, `bundled data`, `presets`.
     """
 
+    from . import __version__
+    from .config import presets
+
     versions = {
-        "appa": version("appa-assimilation") or "not installed",
+        "appa": __version__,
         "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
     }
-    versions |= {name: version(name) or "missing; install Appa again" for name in CORE}
+    versions |= {name: installed(name) or "missing; install Appa again" for name in CORE}
     for name, extra in OPTIONAL.items():
         hint = f"not installed; pip install 'appa-assimilation[{extra}]'"
-        versions[name] = version(name) or hint
+        versions[name] = installed(name) or hint
 
     return {
         "versions": versions,
         "devices": devices(),
         "bundled data": bundled(),
-        "presets": presets(),
+        "presets": {name: f"appa config show {name}" for name in presets()},
     }
 
 
@@ -72,9 +75,3 @@ def bundled() -> dict[str, str]:
         "planet": f"{time[0]} to {time[-1]}, {len(time)} hours, {channels} channels, "
         f"{ds.sizes['latitude']}×{ds.sizes['longitude']}, {size / 1e6:.1f} MB packed",
     }
-
-
-def presets() -> dict[str, str]:
-    names = (item.name for item in resources.files("appa.presets").iterdir())
-    found = sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-    return {name: f"appa config show {name}" for name in found}

@@ -5,6 +5,7 @@ Reading a configuration, and telling what is wrong with one, is :mod:`appa.confi
 
 from __future__ import annotations
 
+import math
 from datetime import date, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from pydantic import field_validator as check
 from .data.grids import Grid
 from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, Channel, channels
 from .errors import DataError
+from .observations.networks import SATELLITE_ERROR, STATION_ERROR
 
 __all__ = ["Config", "Problems", "Section", "show"]
 
@@ -244,8 +246,8 @@ class Sampling(Section):
 class Observations(Section):
     r"""Errors of synthetic observations, in standard deviations of the field."""
 
-    station_error: Positive = 0.01
-    satellite_error: Positive = 0.1
+    station_error: Positive = STATION_ERROR
+    satellite_error: Positive = SATELLITE_ERROR
 
 
 class Config(Section):
@@ -313,6 +315,11 @@ class Config(Section):
     def state_shape(self) -> tuple[int, int, int]:
         r"""Shape :math:`(C, H, W)` of a state."""
         return len(self.channels), *self.grid.shape
+
+    @property
+    def state_bytes(self) -> int:
+        r"""Bytes of a state in single precision, as a store without compression holds it."""
+        return 4 * math.prod(self.state_shape)
 
     @property
     def padding(self) -> tuple[int, int, int, int]:

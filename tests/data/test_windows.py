@@ -17,7 +17,7 @@ import zarr
 
 from appa.data import shards
 from appa.data.reading import CompressedArray, LazyArray, ShardedArray
-from appa.data.shards import File
+from appa.data.shards import File, Range, read_ranges
 from appa.data.states import Standardizer
 from appa.data.windows import WindowLoader, runs
 from appa.data.writing import StoreWriter, make_template
@@ -493,6 +493,27 @@ def test_file_systems_without_direct_reads():
     assert not file.direct
     buffer, skip = file.read(3, 10)
     assert buffer[skip : skip + 10] == path.read_bytes()[3:13]
+
+
+def test_many_ranges_at_once(tmp_path):
+    data = np.random.default_rng(0).integers(0, 256, 1_000_003, np.uint8).tobytes()
+    (tmp_path / "data").write_bytes(data)
+    file = File(tmp_path / "data", direct=True)
+    starts = np.random.default_rng(1).integers(0, 900_000, 300).tolist()  # deeper than the queue
+    ranges = [Range(file, start, 1 + 37 * i) for i, start in enumerate(starts)]
+    ranges.append(Range(file, len(data) - 5, 5))
+    buffer, places = read_ranges(ranges)
+    for (_, start, n), at in zip(ranges, places, strict=True):
+        assert buffer[at : at + n] == data[start : start + n]
+    with pytest.raises(StoreError, match="ends at 1000003 bytes, before 1000004"):
+        read_ranges([*ranges, Range(file, 1_000_000, 4)])
+
+
+def test_systems_without_asynchronous_reads(store, monkeypatch):
+    expected = [x for x, _ in WindowLoader(store, 1, 4, direct=True, standardizer=statistics())]
+    monkeypatch.setattr(shards, "aio_queue", lambda: None)
+    found = [x for x, _ in WindowLoader(store, 1, 4, direct=True, standardizer=statistics())]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 def test_an_interrupted_consumer_leaves_no_thread(store):

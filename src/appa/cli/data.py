@@ -126,7 +126,7 @@ def simulate(
     ] = 2021,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other trajectories.")] = 0,
     every: Annotated[int, typer.Option(min=1, help="Hours between states; divides 24.")] = 1,
-    spin_up: Annotated[int, typer.Option(min=90, help="Days thrown away first.")] = 120,
+    spin_up: Annotated[int, typer.Option(min=90, help="Days thrown away first.")] = 180,
     diurnal: Annotated[bool, typer.Option(help="Let the sun rise and set.")] = True,
     compression: Annotated[str, typer.Option(help="'none' or 'zstd'.")] = "none",
 ) -> None:
@@ -141,8 +141,12 @@ def simulate(
     from ..data.planet.simulation import simulate as run
 
     plan = Plan(members, days or 365 * years, first_year, seed, every, spin_up, diurnal)
+    typer.echo(
+        f"{members} × {plan.days} days after {plan.spin_up} of spin-up, a state every {every} h: "
+        f"{plan.nbytes / 1e9:.1f} GB before compression"
+    )
     run(out, plan, compression=compression)
-    typer.echo(f"{out}: {members} members of {plan.days} days, every {every} h")
+    typer.echo(f"{out} is complete")
 
 
 SchedulerOption = Annotated[

@@ -31,9 +31,10 @@ import numpy as np
 
 from ..errors import DataError, StoreError
 from ..progress import progress
+from . import netcdf
 from .clock import as_datetime64, hour_of_day, year_progress
 from .reduction import read, reduce_blocks, time_blocks
-from .statistics import save, select
+from .statistics import select
 from .variables import VARIABLES
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "fit", "load", "regressors", "save"]
 
-FORMAT = "appa climatology 1"
+KIND = netcdf.Kind(
+    "climatology", "a climatology", "fit one with: appa data climatology STORE OUT"
+)
 CONDITION = 30.0
 
 
@@ -116,8 +119,10 @@ def fit(
         shape = tuple(ds.sizes[d] for d in space)
         attrs = dict(ds[name].attrs)
         data[name] = (("coefficient", *space), beta.reshape(-1, *shape), attrs)
-        long_name = f"standard deviation of {name} about its climatology"
-        data[f"{name}_std"] = (space, std.reshape(shape), {**attrs, "long_name": long_name})
+        # A deviation is no air temperature: of the names only its own stays, with the unit.
+        spread = {k: v for k, v in attrs.items() if k == "units"}
+        spread["long_name"] = f"standard deviation of {name} about its climatology"
+        data[f"{name}_std"] = (space, std.reshape(shape), spread)
 
     coefficients = ["mean"]
     coefficients += [f"annual_{f}_{k + 1}" for k in range(harmonics) for f in ("cos", "sin")]
@@ -128,7 +133,7 @@ def fit(
         data,
         {"coefficient": coefficients, **coords},
         {
-            "format": FORMAT,
+            **KIND.attrs,
             "title": "harmonic climatology and standard deviation of anomalies",
             "harmonics": harmonics,
             "diurnal": diurnal,
@@ -165,27 +170,18 @@ def evaluate(clim: xr.Dataset, times: Any) -> xr.Dataset:
     return xr.Dataset(data, {"time": ("time", times, COORDINATES["time"]), **coords})
 
 
+def save(clim: xr.Dataset, path: str | Path) -> Path:
+    r"""Writes a climatology to a NetCDF file, which may replace another but nothing else."""
+    return netcdf.save(clim, path, KIND)
+
+
 def load(path: str | Path) -> xr.Dataset:
     r"""Reads a climatology written by :func:`save`."""
-    import xarray as xr
-
-    path = Path(path)
-    remedy = "fit one with: appa data climatology STORE OUT"
-    if not path.exists():
-        raise StoreError(f"there is no climatology at {str(path)!r}; {remedy}")
-    try:
-        with xr.open_dataset(path, engine="netcdf4") as ds:
-            clim = ds.load()
-    except Exception as error:
-        # What a damaged file raises depends on where it is cut.
-        raise StoreError(
-            f"{str(path)!r} cannot be read as a climatology: it is truncated or of another kind "
-            f"({type(error).__name__}: {str(error).splitlines()[0][:120]}); {remedy}"
-        ) from error
+    clim = netcdf.load(path, KIND)
     if "coefficient" not in clim.dims or not {"harmonics", "diurnal"} <= set(clim.attrs):
         raise StoreError(
             f"{str(path)!r} holds no climatology: expected variables with a dimension "
-            f"'coefficient', found dimensions {dict(clim.sizes)}; {remedy}"
+            f"'coefficient', found dimensions {dict(clim.sizes)}; {KIND.remedy}"
         )
     return clim
 

@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import StoreError
 from ..progress import progress
 
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
+    from dask.distributed import Client
 
-__all__ = ["BLOCK_BYTES", "read", "reduce_blocks", "time_blocks"]
+__all__ = ["BLOCK_BYTES", "cause", "connect", "load", "read", "reduce_blocks", "time_blocks"]
 
 BLOCK_BYTES = 2**26  # a block of one variable: 64 MiB, or one hour where an hour is larger
 FAN_IN = 8
+TIMEOUT = 30  # seconds a scheduler has to answer
 SPACE = ("level", "latitude", "longitude")
 
 S = TypeVar("S")
@@ -62,10 +65,34 @@ def read(ds: xr.Dataset, name: str, start: int, stop: int) -> np.ndarray:
     """
     var = ds[name].isel(time=slice(start, stop))
     var = var.transpose("time", *(d for d in SPACE if d in var.dims))
-    # A task reads in its own thread: a nested scheduler would oversubscribe the machine, or wait
-    # for itself on a cluster.
-    array = var.load(scheduler="synchronous").to_numpy()
+    array = load(var)
     return array if "level" in var.dims else array[:, None]
+
+
+def load(var: xr.DataArray) -> np.ndarray:
+    r"""The values of a variable; those that cannot be read raise a :class:`StoreError`."""
+    try:
+        # A task reads in its own thread: a nested scheduler would oversubscribe the machine, or
+        # wait for itself on a cluster.
+        return var.load(scheduler="synchronous").to_numpy()
+    except MemoryError:
+        raise
+    except Exception as error:  # each file system and codec has exceptions of its own
+        first = last = ""
+        if "time" in var.coords and var["time"].size:
+            hours = var["time"].values.reshape(-1).astype("datetime64[h]")
+            first, last = str(hours[0]), str(hours[-1])
+        when = f" from {first} to {last}" if first != last else f" at {first}" if first else ""
+        raise StoreError(
+            f"{var.name}{when} cannot be read ({cause(error)}); the store is damaged or out of "
+            "reach: find what is with `appa data check STORE`, and fetch or write it again"
+        ) from error
+
+
+def cause(error: BaseException) -> str:
+    r"""An error in a line."""
+    lines = str(error).splitlines() or ["no reason"]
+    return lines[0] if isinstance(error, StoreError) else f"{type(error).__name__}: {lines[0]}"
 
 
 def reduce_blocks(
@@ -109,6 +136,19 @@ def reduce_blocks(
             return compute(total, scheduler="threads", num_workers=workers)[0]
 
 
+def connect(address: str) -> Client:
+    r"""A client of the Dask scheduler at an address, such as `"tcp://host:8786"`."""
+    from dask.distributed import Client
+
+    try:
+        return Client(address, timeout=TIMEOUT)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise StoreError(
+            f"no Dask scheduler answers at {address!r} ({error}); `dask scheduler` starts one and "
+            "prints its address, such as tcp://host:8786"
+        ) from error
+
+
 def _distributed(
     work: Callable,
     merge: Callable,
@@ -119,7 +159,7 @@ def _distributed(
 ) -> Any:
     from dask.distributed import Client, as_completed
 
-    client = scheduler if isinstance(scheduler, Client) else Client(scheduler)
+    client = scheduler if isinstance(scheduler, Client) else connect(scheduler)
     try:
         leaves = client.map(work, list(parts), pure=False)
         total = _tree(leaves, lambda group: client.submit(merge, group, pure=False))

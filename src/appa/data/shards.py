@@ -27,7 +27,7 @@ import numpy as np
 from ..errors import StoreError
 from .aio import Queue
 
-__all__ = ["BLOCK", "File", "Shards", "allocate", "write_shard"]
+__all__ = ["BLOCK", "File", "Range", "Shards", "allocate", "read_ranges", "write_shard"]
 
 ALIGNMENT = 4096  # bytes, a multiple of the logical block of any common disk
 BLOCK = 8 << 20  # bytes to read at once; 4 to 16 MiB measure alike

@@ -20,7 +20,6 @@ count.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DataError, StoreError, nearest
+from . import netcdf
 from .reduction import read, reduce_blocks, time_blocks
 from .variables import VARIABLES
 
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compute", "load", "save", "select"]
 
-FORMAT = "appa statistics 1"
+KIND = netcdf.Kind(
+    "statistics", "statistics", "compute statistics with: appa data statistics STORE OUT"
+)
 
 # count, mean and sum of squared deviations of a variable, each with shape (L)
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -100,7 +102,7 @@ def compute(
         data,
         coords,
         {
-            "format": FORMAT,
+            **KIND.attrs,
             "title": "mean and standard deviation over all grid points and hours",
             "hours": ds.sizes["time"],
             "first_time": str(ds["time"].values.min().astype("datetime64[h]")),
@@ -110,16 +112,8 @@ def compute(
 
 
 def save(stats: xr.Dataset, path: str | Path) -> Path:
-    r"""Writes statistics to a NetCDF file, which exists complete or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        stats.to_netcdf(partial_path)
-        os.replace(partial_path, path)
-    finally:
-        partial_path.unlink(missing_ok=True)
-    return path
+    r"""Writes statistics to a NetCDF file, which may replace other statistics but nothing else."""
+    return netcdf.save(stats, path, KIND)
 
 
 def load(path: str | Path) -> xr.Dataset:
@@ -128,33 +122,14 @@ def load(path: str | Path) -> xr.Dataset:
     Both have, for each variable, dimensions `statistic` and, if it has levels, `level`, in any
     order.
     """
-    import xarray as xr
-
-    remedy = "compute statistics with: appa data statistics STORE OUT"
-    path = Path(path)
-    if not path.exists():
-        raise StoreError(f"there are no statistics at {str(path)!r}; {remedy}")
-    try:
-        if path.is_dir():
-            with xr.open_zarr(path) as ds:
-                stats = ds.load()
-        else:
-            with xr.open_dataset(path, engine="netcdf4") as ds:
-                stats = ds.load()
-    except Exception as error:
-        # What a damaged file raises depends on the library beneath and on where it is cut.
-        raise StoreError(
-            f"{str(path)!r} cannot be read as statistics: it is truncated or of another kind "
-            f"({type(error).__name__}: {str(error).splitlines()[0][:120]}); {remedy}"
-        ) from error
-
+    stats = netcdf.load(path, KIND)
     found = set(np.atleast_1d(stats["statistic"].values)) if "statistic" in stats.coords else set()
     names = [str(name) for name, var in stats.data_vars.items() if "statistic" in var.dims]
     if not {"mean", "std"} <= found or not names:
         raise StoreError(
             f"{str(path)!r} holds no statistics: expected variables with a dimension 'statistic' "
             f"containing 'mean' and 'std', found dimensions {dict(stats.sizes)} and statistics "
-            f"{sorted(map(str, found))}; {remedy}"
+            f"{sorted(map(str, found))}; {KIND.remedy}"
         )
     stats = stats[names].sel(statistic=["mean", "std"])
     if "level" in stats.dims:
@@ -165,7 +140,7 @@ def load(path: str | Path) -> xr.Dataset:
         if extra := set(stats[name].dims) - {"statistic", "level"}:
             raise StoreError(
                 f"statistics of {name!r} in {str(path)!r} depend on {sorted(map(str, extra))}; "
-                f"expected one mean and std for each level only; {remedy}"
+                f"expected one mean and std for each level only; {KIND.remedy}"
             )
         mean, std = stats[name].values.astype(np.float64)
         levels = stats["level"].values if "level" in stats[name].dims else None

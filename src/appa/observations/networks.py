@@ -3,7 +3,7 @@ r"""Networks: where and when observations are made.
 A network is a list of stations, which see surface variables at their own place every hour, and
 satellites, which see upper-air variables at the grid points in their swath. Noise is given as a
 share of each variable's standard deviation, as in the paper: 1 % for stations, 10 % for
-satellites.
+satellites. The satellite's orbit and view are the reference orbiter's: 800 km, 75°, 5°.
 
 Stations are real places: airports, which is where much of the world's weather is reported from.
 They crowd together where people do and are missing from the open ocean, as real stations are.
@@ -12,16 +12,18 @@ They crowd together where people do and are missing from the open ocean, as real
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from ..data.variables import ATMOSPHERIC, SURFACE
+from ..data.variables import ATMOSPHERIC, SURFACE, variable
 from ..errors import DataError, nearest
 from .orbits import Orbit, swath
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NETWORKS",
+    "SATELLITE_ERROR",
+    "STATION_ERROR",
     "Network",
     "Satellite",
     "boxes",
@@ -40,6 +44,7 @@ __all__ = [
 
 FOOT = 0.3048  # m
 PAPER_DENSITY = 0.01  # stations per grid point
+STATION_ERROR, SATELLITE_ERROR = 0.01, 0.10  # the paper's, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,18 @@ class Satellite:
     orbit: Orbit = field(default_factory=Orbit)
     radius: float = 5.0
     variables: tuple[str, ...] = ATMOSPHERIC
-    noise: float = 0.10
+    noise: float = SATELLITE_ERROR
+
+    def __post_init__(self) -> None:
+        check_noise(self.noise, "a satellite's")
+        check_variables(self.variables)
+        horizon = self.orbit.horizon
+        if not 0 < self.radius <= horizon:
+            raise DataError(
+                f"found a radius of view of {self.radius:g}°; at an altitude of "
+                f"{self.orbit.altitude / 1e3:g} km the horizon is {horizon:.1f}° away: give more "
+                "than 0 and at most that, for example radius=5"
+            )
 
     def sees(self, grid: Grid, times: ArrayLike) -> NDArray:
         r"""Which grid points are in the swath of each hour, with shape :math:`(T, H, W)`."""
@@ -80,9 +96,17 @@ class Network:
     stations: pd.DataFrame
     satellites: tuple[Satellite, ...] = ()
     variables: tuple[str, ...] = SURFACE
-    noise: float = 0.01
+    noise: float = STATION_ERROR
 
     def __post_init__(self) -> None:
+        check_noise(self.noise, "a station's")
+        check_variables(self.variables)
+        for name in self.variables:
+            if not variable(name).surface:
+                raise DataError(
+                    f"stations see the surface, but {name!r} has levels; give it to a satellite, "
+                    f"for example Satellite(variables=({name!r},))"
+                )
         columns = ["station", "latitude", "longitude", "elevation"]
         missing = [c for c in columns if c not in self.stations]
         if missing:
@@ -126,6 +150,23 @@ class Network:
             },
             index=pd.Index(times, name="time"),
         )
+
+
+def check_noise(noise: float, whose: str) -> None:
+    r"""Raises an error where noise is no share of a standard deviation."""
+    if not isinstance(noise, Real) or not 0 < noise < math.inf:
+        raise DataError(
+            f"found {noise!r} for {whose} noise; give a share of each variable's standard "
+            "deviation above 0, for example noise=0.01"
+        )
+
+
+def check_variables(names: Iterable[str]) -> None:
+    r"""Raises an error that names the nearest variable where one is unknown."""
+    if isinstance(names, str):
+        raise DataError(f"found {names!r} for variables; give a tuple, for example ({names!r},)")
+    for name in names:
+        variable(name)
 
 
 def boxes(grid: Grid, latitude: ArrayLike, longitude: ArrayLike) -> NDArray:
@@ -217,6 +258,8 @@ def named_network(
     *,
     stations: int | None = None,
     satellites: Sequence[Satellite] | None = None,
+    station_error: float | None = None,
+    satellite_error: float | None = None,
     seed: int = 0,
 ) -> Network:
     r"""A network by name.
@@ -225,7 +268,9 @@ def named_network(
         grid: The grid to be observed.
         name: One of :data:`NETWORKS`.
         stations: How many stations instead of the network's own number.
-        satellites: The satellites instead of the network's own.
+        satellites: The satellites instead of the network's own, each with its noise.
+        station_error: The stations' noise instead of the network's own.
+        satellite_error: The noise of the network's own satellites instead of theirs.
         seed: Selects the stations.
 
     Example:
@@ -237,8 +282,15 @@ def named_network(
     if name not in NETWORKS:
         raise DataError(f"unknown network {name!r}{nearest(name, NETWORKS)}")
     network = NETWORKS[name](grid, stations, seed)
-    if satellites is None:
-        return network
-    return Network(
-        network.name, network.stations, tuple(satellites), network.variables, network.noise
-    )
+    if station_error is not None:
+        network = replace(network, noise=station_error)
+    if satellites is not None and satellite_error is not None:
+        raise DataError(
+            f"found a satellite_error of {satellite_error!r} beside satellites, which have a noise "
+            f"of their own; give it to them, for example Satellite(noise={satellite_error!r})"
+        )
+    if satellite_error is not None:
+        satellites = [replace(s, noise=satellite_error) for s in network.satellites]
+    if satellites is not None:
+        network = replace(network, satellites=tuple(satellites))
+    return network

@@ -40,7 +40,9 @@ SIDEREAL_DAY = 86_164.0905  # s
 
 @dataclass(frozen=True)
 class Orbit:
-    r"""A circular orbit. The defaults are the paper's orbiter.
+    r"""A circular orbit. The defaults are the reference orbiter's: 800 km, 75°.
+
+    The paper gives neither altitude nor inclination.
 
     Arguments:
         altitude: The height above the equatorial radius, in metres.
@@ -57,16 +59,30 @@ class Orbit:
     epoch: str = "2000-01-01T00"
 
     def __post_init__(self) -> None:
-        if not self.altitude >= 100e3:
+        if not 100e3 <= self.altitude < math.inf:
             raise DataError(
                 f"no satellite stays up at an altitude of {self.altitude:g} m; give metres above "
                 "the equatorial radius, for example altitude=800e3"
             )
+        if not 0 <= self.inclination <= 180:
+            raise DataError(
+                f"found an inclination of {self.inclination:g}°; give 0 to 180°, more than 90° for "
+                "an orbit against the Earth's rotation, for example inclination=75"
+            )
+        for name, angle in (("node", self.node), ("phase", self.phase)):
+            if not math.isfinite(angle):
+                raise DataError(f"found a {name} of {angle:g}°; give degrees, for example 0")
 
     @property
     def period(self) -> float:
         r"""Kepler's period :math:`T`, in seconds."""
         return 2 * math.pi * math.sqrt((EQUATORIAL_RADIUS + self.altitude) ** 3 / GM)
+
+    @property
+    def horizon(self) -> float:
+        r"""The great-circle radius beyond which the ground is out of sight,
+        :math:`\arccos(R_e / a)`, in degrees."""
+        return math.degrees(math.acos(EQUATORIAL_RADIUS / (EQUATORIAL_RADIUS + self.altitude)))
 
     def track(self, times: ArrayLike) -> tuple[NDArray, NDArray]:
         r"""

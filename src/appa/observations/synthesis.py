@@ -18,6 +18,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ from .networks import Network, boxes
 if TYPE_CHECKING:
     from ..data.grids import Grid
 
-__all__ = ["COLUMNS", "observe", "observe_stations", "observe_swath"]
+__all__ = ["COLUMNS", "observe"]
 
 COLUMNS = (
     "time",
@@ -88,9 +89,9 @@ def observe(
     r"""Observes a store with a network, every hour of it.
 
     Arguments:
-        ds: The truth, a canonical dataset.
+        ds: The truth, in any form :func:`~appa.data.canonical.canonicalize` takes.
         network: The network. It sees those of its variables that the dataset holds.
-        seed: Selects the noise.
+        seed: Selects the noise, 0 or more.
         statistics: Means and standard deviations of the variables, or :py:`None` for the
             dataset's own.
 
@@ -99,7 +100,7 @@ def observe(
 
         The table has one row an observation with columns :data:`COLUMNS`, `level` being empty
         at the surface. The dataset is gridded, NaN where nothing was seen, with
-        `<variable>_error` beside each variable.
+        `<variable>_error` beside each variable, in the canonical form whatever that of `ds`.
 
     Example:
         >>> ds = appa.open_store("planet").isel(time=slice(24))
@@ -107,8 +108,17 @@ def observe(
         >>> table, swath = observe(ds, network)
     """
 
+    from ..data.canonical import canonicalize
     from ..data.grids import Grid
 
+    if not isinstance(seed, Integral) or seed < 0:
+        raise DataError(f"found the seed {seed!r}; give a whole number of 0 or more")
+    ds = canonicalize(ds)
+    if "member" in ds.dims:
+        raise DataError(
+            f"found {ds.sizes['member']} members, but there is one truth; select a member first, "
+            "for example ds.isel(member=0)"
+        )
     if statistics is None:
         from ..data.statistics import compute
 
@@ -131,7 +141,7 @@ def observe(
 def observe_stations(
     ds: xr.Dataset, network: Network, grid: Grid, statistics: xr.Dataset, seed: int
 ) -> pd.DataFrame:
-    r"""The stations' part of :func:`observe`.
+    r"""The stations' part of :func:`observe`, of a canonical dataset.
 
     A station is at sea, and sees the sea surface, where the grid point it is nearest to has
     `land_sea_mask` below one half; the surrounding points on land take no part in the
@@ -219,7 +229,7 @@ def interpolate(
 def observe_swath(
     ds: xr.Dataset, network: Network, grid: Grid, statistics: xr.Dataset, seed: int
 ) -> xr.Dataset:
-    r"""The satellites' part of :func:`observe`.
+    r"""The satellites' part of :func:`observe`, of a canonical dataset.
 
     Where several satellites see a point in the same hour, it holds the mean of what they see
     weighted by precision, whose error is :math:`(\sum_s \sigma_s^{-2})^{-1/2}`.

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from .maps import (
     add_coastline,
     add_colorbar,
+    draw_colorbar,
     globe,
     moment,
     plot_map,
@@ -21,7 +22,7 @@ from .maps import (
     split,
     wrap,
 )
-from .style import INK, MUTED, label, limits, require
+from .style import INK, label, limits, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -153,10 +154,7 @@ def plot_network(
         zorder=1,
     )
     mesh.set_clip_path(ax.patches[0])
-    bar = figure.colorbar(mesh, ax=ax, shrink=0.75, aspect=18, pad=0.015)
-    bar.set_label("hours since last seen", color=INK, fontsize=9)
-    bar.outline.set_visible(False)  # pyright: ignore
-    bar.ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
+    draw_colorbar(figure, ax, mesh, "hours since last seen")
     if land is not None:
         add_coastline(ax, land, projection)
 

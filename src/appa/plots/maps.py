@@ -195,9 +195,21 @@ def add_colorbar(
     shown = shown[np.isfinite(shown)]
     below, above = bool((shown < low).any()), bool((shown > high).any())
     extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[(below, above)]
+    return draw_colorbar(figure, axes, artist, style(name).units, extend, shrink)
+
+
+def draw_colorbar(
+    figure: Figure,
+    axes: Axes | Sequence[Axes],
+    artist: Any,
+    words: str,
+    extend: str = "neither",
+    shrink: float = 0.75,
+):
+    r"""A colour bar in the style of all figures."""
     bar = figure.colorbar(artist, ax=axes, extend=extend, shrink=shrink, aspect=18, pad=0.015)
-    bar.set_label(style(name).units, color=INK, fontsize=9)
-    bar.outline.set_visible(False)
+    bar.set_label(words, color=INK, fontsize=9)
+    bar.outline.set_visible(False)  # pyright: ignore
     bar.ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
     return bar
 

@@ -2,7 +2,7 @@ r"""The bundled planet: four days of a held-out member, and the climate it belon
 
 The excerpt is of the member of 2021, which no training or validation member shares its trajectory
 with. Statistics and climatology are those of a training simulation of 24 members of a year each,
-1901 to 1924. `tools/bundle_planet.py` makes all of it, see `docs/planet.md`.
+1901 to 1924, 4-hourly. `tools/bundle_planet.py` makes all of it, see `docs/planet.md`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Plan:
             last, and so on.
         seed: Members of another seed, or of another year, are other trajectories.
         every: Hours between states.
-        spin_up: Days thrown away before the first state; weather takes about 90 to develop.
+        spin_up: Days thrown away before the first state; weather takes about 90 to
+            develop, the stratosphere longer.
         diurnal: Whether the sun rises and sets, see :mod:`appa.data.planet.sun`.
     """
 
@@ -66,7 +67,7 @@ class Plan:
     first_year: int = 2021
     seed: int = 0
     every: int = 1
-    spin_up: int = 120
+    spin_up: int = 180
     diurnal: bool = True
 
     def __post_init__(self) -> None:
@@ -101,6 +102,13 @@ class Plan:
         r"""The hours of all members, one after another, with shape :math:`(M \cdot T)`."""
         hours = np.arange(0, 24 * self.days, self.every).astype("timedelta64[h]")
         return (self.starts()[:, None] + hours).reshape(-1).astype("datetime64[ns]")
+
+    @property
+    def nbytes(self) -> int:
+        r"""The size of the store without compression."""
+        channels = sum(1 if v.surface else len(LEVELS) for v in VARIABLES.values())
+        states = self.members * self.days * 24 // self.every
+        return states * channels * GRID.shape[0] * GRID.shape[1] * 4
 
     def seeds(self) -> list[int]:
         r"""A seed for each member, from the plan's and its first year's.
@@ -322,11 +330,11 @@ def simulate(path: str | Path, plan: Plan, *, compression: str = "none") -> None
         plan: What to simulate.
         compression: `"none"` or `"zstd"`, see :class:`appa.data.writing.StoreWriter`.
     """
-    import jax
-
     from ..writing import StoreWriter
 
-    circulation = Circulation(plan.diurnal)
+    circulation = Circulation(plan.diurnal)  # says so where the extra is not installed
+    import jax
+
     count = plan.days // plan.block
     writer = StoreWriter(
         path,
@@ -354,7 +362,7 @@ def simulate(path: str | Path, plan: Plan, *, compression: str = "none") -> None
             if n < len(spin_up):
                 run = jax.block_until_ready(circulation.spin_up(run, plan.block))
                 bar.advance(plan.block * plan.members)
-                if n == len(spin_up) - 1:
+                if n % 5 == 4 or n == len(spin_up) - 1:
                     states.save(run, n + 1)
                 continue
             if n < len(spin_up) + count:

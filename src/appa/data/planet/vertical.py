@@ -1,7 +1,10 @@
 r"""From the σ levels of a circulation model to pressure levels.
 
-Between full levels, temperature, humidity and wind are linear in :math:`\ln p`. Below the lowest
-full level the column has a constant lapse rate :math:`\Gamma`, that is
+Between full levels, temperature, wind and relative humidity are linear in :math:`\ln p`: specific
+humidity falls with temperature, by a factor of ten between two levels, and would come out
+supersaturated between saturated levels. In the uppermost layer, where relative humidity means
+nothing, specific humidity itself is linear. Below the lowest full level the column has a constant
+lapse rate :math:`\Gamma`, that is
 
 .. math:: T(p) = T_b \left( \frac{p}{p_b} \right)^\alpha , \qquad \alpha = \frac{R \Gamma}{g} ,
 
@@ -25,7 +28,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CONSTANTS", "Constants", "PressureLevels", "sea_level_pressure", "to_pressure_levels"]
+__all__ = [
+    "CONSTANTS",
+    "Constants",
+    "PressureLevels",
+    "saturation_humidity",
+    "sea_level_pressure",
+    "to_pressure_levels",
+]
 
 
 class Constants(NamedTuple):
@@ -101,7 +111,11 @@ def to_pressure_levels(
         upper = xp.take_along_axis(field, k, axis=0)
         return upper + w * (xp.take_along_axis(field, k + 1, axis=0) - upper)
 
-    t, tv, q = interpolate(temperature), interpolate(virtual), interpolate(humidity)
+    t, tv = interpolate(temperature), interpolate(virtual)
+    full = column(sigma) * surface_pressure[None]
+    relative = interpolate(humidity / saturation_humidity(temperature, full))
+    q = relative * saturation_humidity(t, column(pressure))
+    q = xp.where(k == 0, interpolate(humidity), q)
     below = xp.take_along_axis(geopotential, k + 1, axis=0)
     tv_below = xp.take_along_axis(virtual, k + 1, axis=0)
     z = below + R * (tv + tv_below) / 2 * (1 - w) * step
@@ -124,8 +138,25 @@ def to_pressure_levels(
         interpolate(u),
         interpolate(v),
         xp.where(low, z_low, z),
-        q,
+        xp.where(low, humidity[-1][None], q),
     )
+
+
+def saturation_humidity(temperature, pressure):
+    r"""Saturation specific humidity in kg kg⁻¹, over water or, below freezing, ice.
+
+    SPEEDY's formula: :math:`q_s = 0.622 e_s / (p - 0.378 e_s)`, with Tetens' :math:`e_s`.
+
+    Arguments:
+        temperature: In K, with shape :math:`(...)`.
+        pressure: In Pa, with shape :math:`(...)`.
+    """
+    xp = temperature.__array_namespace__()
+    ice = temperature < 273.16
+    rate, offset = xp.where(ice, 21.875, 17.269), xp.where(ice, 7.66, 35.86)
+    vapour = 610.8 * xp.exp(rate * (temperature - 273.16) / (temperature - offset))
+    # Warm air at low pressure would boil; the planet has none, but a test may.
+    return 0.622 * vapour / xp.maximum(pressure - 0.378 * vapour, 0.5 * pressure)
 
 
 def sea_level_pressure(
