@@ -28,7 +28,7 @@ clean:
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Appa needs Python 3.11 or newer; this is %d.%d. Say which: make PYTHON=python3.11" % sys.version_info[:2])'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV), a minute or two"

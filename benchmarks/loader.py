@@ -1,6 +1,6 @@
 r"""What does loading cost? States per second against the disk itself, and against the plain way.
 
-    python benchmarks/loader.py [--quick] [--directory DIR] [--output FILE]
+    python benchmarks/loader.py [--quick] [--directory DIR] [--output FILE] [--ways WAY ...]
 
 Writes stores of synthetic states to DIR (up to 10 GB, deleted at the end; use a directory on the
 disk to be measured, not in memory), drops them from the page cache before every measurement, and
@@ -296,6 +296,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small stores and short measurements")
     parser.add_argument("--directory", type=Path, default=Path("."), help="where to write stores")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS), metavar="WAY")
     parser.add_argument("--rounds", type=int, default=5, help="measurements, of which the median")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -309,25 +310,31 @@ def main() -> None:
             path = Path(folder) / "store.zarr"
             write(path, shape, sizes[shape])
             for case in [case for case in CASES if case.shape == shape]:
-                rows += run(path, case, sizes[shape], limit, seconds, rounds)
+                rows += run(path, case, sizes[shape], arguments.ways, limit, seconds, rounds)
     arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
 
 def run(
-    path: Path, case: Case, hours: int, limit: int, seconds: float, rounds: int
+    path: Path,
+    case: Case,
+    hours: int,
+    ways: list[str],
+    limit: int,
+    seconds: float,
+    rounds: int,
 ) -> list[dict[str, Any]]:
     r"""Measures all ways in turn, several times, since a disk's speed changes with the hour."""
     disk: dict[tuple[int, int], list[float]] = {setting: [] for setting in RAW}
     speeds: dict[str, list[float]] = {"raw disk": []}
     memory: dict[str, float] = {}
-    with progress(rounds * (1 + len(WAYS)), case.label, "measurements") as p:
+    with progress(rounds * (1 + len(ways)), case.label, "measurements") as p:
         for _ in range(rounds):
             for block, threads in RAW:
                 speed = raw(path, block, threads, limit // 2) * 1e9 / case.state_bytes
                 disk[block, threads].append(speed)
             p.advance()
-            for way in WAYS:
+            for way in ways:
                 try:
                     speed, peak = measure(way, path, case, hours, limit, seconds)
                 except ImportError:
@@ -346,7 +353,7 @@ def run(
             "states_per_second": speed,
             "gigabytes_per_second": speed * case.state_bytes / 1e9,
             "of_raw": speed / median["raw disk"],
-            "times_xarray": speed / median["xarray"],
+            "times_xarray": speed / median["xarray"] if "xarray" in median else None,
             "memory_in_batches": memory.get(way),
             "rounds": speeds[way],
         }
@@ -367,7 +374,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}",
             f"{row['gigabytes_per_second']:.2f}",
             f"{row['of_raw']:.0%}",
-            f"{row['times_xarray']:.1f}",
+            "" if row["times_xarray"] is None else f"{row['times_xarray']:.1f}",
             "" if memory is None else f"{memory:.1f}",
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -13,6 +13,7 @@ import yaml
 
 from appa import costs
 from appa.config import load_config, parse_config, presets
+from appa.data.fetch import SOURCES
 from appa.data.grids import Grid
 from appa.errors import ConfigError
 
@@ -75,6 +76,12 @@ def test_paper_networks():
     assert costs.denoiser_flops(PAPER) == pytest.approx(16.35e12, rel=5e-3)
 
 
+@pytest.mark.parametrize("name", ["era5-1.5deg", "era5-0.25deg"])
+def test_source_is_one_that_fetch_knows(name):
+    assert load_config(name).data.source == "arco"
+    assert "arco" in SOURCES
+
+
 def test_paper_training_and_sampling():
     ae, denoiser = PAPER.training.autoencoder, PAPER.training.denoiser
     assert PAPER.autoencoder.latent_noise == 0.01
@@ -87,6 +94,7 @@ def test_paper_training_and_sampling():
         0.001,
         1000,
     )
+    # what the authors' published runs used
     sampling = PAPER.sampling
     assert (sampling.sampler, sampling.steps) == ("predictor-corrector", 32)
     assert (sampling.corrections, sampling.correction_size) == (2, 0.1)

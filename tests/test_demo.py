@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,13 +18,16 @@ pytest.importorskip("cmocean", reason="the extra 'plots' is not installed")
 
 from matplotlib.image import imread
 
+import appa
 import appa.cli.demo
+import appa.demo
 from appa.data.grids import Grid
 from appa.data.statistics import compute
 from appa.data.stores import open_store
 from appa.data.variables import ATMOSPHERIC, SURFACE
-from appa.demo import CHANNELS, observe_day, run, standardized_rmse, summarize
-from appa.errors import DataError
+from appa.demo import CHANNELS, first_hours, observe_day, summarize, written_whole
+from appa.errors import AppaError, DataError
+from appa.sections import Observations
 
 GRID = Grid("gaussian", 24, 48)
 NAMES = ["t2m", "u10", "v10", "msl", "sst", "tp", "t850", "z500", "q700"]
@@ -59,25 +66,12 @@ def test_nine_channels():
     assert [channel.name for channel in CHANNELS] == NAMES
 
 
-def test_standardized_rmse():
-    r"""A field that is off by c on the northern half of the area and right elsewhere is off by
-    :math:`c / \sqrt 2`."""
-    truth = weather()["sea_surface_temperature"]
-    north = xr.DataArray(np.where(GRID.latitude > 0, 3.0, 0.0), dims="latitude")
-    error = standardized_rmse(truth, truth + north, GRID, 2.0)
-    assert error == pytest.approx(3 / 2 / np.sqrt(2), rel=1e-5)
-    # Away from the poles by area, not by rows: the row nearest to the pole is a small share.
-    polar = xr.DataArray(np.where(np.arange(24) == 0, 1.0, 0.0), dims="latitude")
-    share = np.sqrt(GRID.area[0].sum() / GRID.area.sum())
-    found = standardized_rmse(truth, (truth + polar).transpose("longitude", ...), GRID, 1.0)
-    assert found == pytest.approx(share, rel=1e-4)
-
-
 def test_summary_counts_what_was_seen():
     truth = weather()
     stats = compute(truth)
     expected = xr.full_like(truth, 0.0) + stats.sel(statistic="mean", drop=True)
-    day = observe_day(truth, stats, expected)
+    errors = Observations(station_error=0.03, satellite_error=0.25)
+    day = observe_day(truth, stats, expected, errors)
     summary = summarize(day)
     assert list(summary.index) == NAMES
     stations = len(day.network.stations)
@@ -88,10 +82,10 @@ def test_summary_counts_what_was_seen():
     assert (summary.loc[["t850", "z500", "q700"], "n"] == seen).all()
 
     # White noise of standard deviation 2: climatology is off by one standard deviation, the
-    # errors are 1 % and 10 % of 2, to the sampling error of a few thousand draws.
+    # errors are 3 % and 25 % of 2, to the sampling error of a few thousand draws.
     np.testing.assert_allclose(summary["climatology"], 1, atol=5 / np.sqrt(2 * 3 * 500))
-    np.testing.assert_allclose(summary["error"][:6], 0.02, rtol=0.1)
-    np.testing.assert_allclose(summary["error"][6:], 0.2, rtol=0.1)
+    np.testing.assert_allclose(summary["error"][:6], 0.06, rtol=0.1)
+    np.testing.assert_allclose(summary["error"][6:], 0.5, rtol=0.1)
     sampling = 5 * 2 / np.sqrt(seen)
     np.testing.assert_allclose(summary["mean"][6:], 50, atol=sampling)
 
@@ -126,6 +120,7 @@ def test_demo_end_to_end(tmp_path):
 
     with xr.open_dataset(folder / "swath.nc") as swath:
         assert swath.attrs["Conventions"].startswith("CF")
+        assert swath.attrs["source"] == f"appa {appa.__version__}"
         np.testing.assert_array_equal(swath["time"], truth["time"])
         np.testing.assert_array_equal(swath["level"], truth["level"])
         for name in ATMOSPHERIC:
@@ -144,10 +139,68 @@ def test_demo_end_to_end(tmp_path):
 def test_as_many_hours_as_there_are(tmp_path):
     hours = open_store("planet").sizes["time"]
     with pytest.raises(DataError, match=f"has {hours}"):
-        run(tmp_path, hours=hours + 1)
-    with pytest.raises(DataError, match="0 hours"):
-        run(tmp_path, hours=0)
-    assert not list(tmp_path.iterdir())
+        first_hours(hours + 1)
+    folder = tmp_path / "never"
+    result = CliRunner().invoke(application(), ["demo", str(folder), "--hours", "0"])
+    assert isinstance(result.exception, DataError)
+    assert "0 hours" in str(result.exception)
+    assert not folder.exists()
+
+
+def refused(tmp_path) -> dict[str, Path]:
+    (tmp_path / "file").write_text("mine")
+    # Nobody can write there, the superuser neither.
+    unwritable = {"unwritable": Path("/proc/self")} if Path("/proc/self").is_dir() else {}
+    return {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "demo", **unwritable}
+
+
+def test_folders_that_cannot_be_written_to(tmp_path, monkeypatch):
+    r"""One message, before anything is observed; what was there stays."""
+
+    def work(*_, **__):
+        raise AssertionError("observed before the folder was seen to")
+
+    monkeypatch.setattr(appa.demo, "observe_planet", work)
+    for path in refused(tmp_path).values():
+        result = CliRunner().invoke(application(), ["demo", str(path)])
+        assert isinstance(result.exception, AppaError), result.exception
+        assert f"cannot write {path}: " in str(result.exception)
+        assert "for example appa demo" in str(result.exception)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_are_written_whole(tmp_path):
+    r"""Where writing fails half way, the file of before is there and nothing else."""
+    path = tmp_path / "stations.csv"
+    path.write_text("before")
+
+    def write_half(cause: BaseException) -> None:
+        with written_whole(path) as partial:
+            assert partial.suffix == path.suffix
+            partial.write_text("half")
+            raise cause
+
+    for cause, told in (
+        (OSError(errno.ENOSPC, "No space left on device"), AppaError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+        with pytest.raises(told):
+            write_half(cause)
+        assert [p.name for p in tmp_path.iterdir()] == ["stations.csv"]
+        assert path.read_text() == "before"
+    with written_whole(path) as partial:
+        partial.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+
+
+def test_computing_draws_nothing():
+    r"""Figures are the command line's."""
+    code = (
+        "import sys, appa.demo as d; d.summarize(d.observe_planet(d.first_hours(1)));"
+        "sys.exit(any(n.startswith(('appa.plots', 'appa.cli', 'matplotlib')) for n in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_info():

@@ -26,6 +26,20 @@ def test_the_lines_of_python_run(monkeypatch, capsys):
     assert 0.03 < float(seen.mean()) < 0.09
 
 
+def test_the_loader_runs_too(tmp_path, monkeypatch, capsys):
+    from appa.data import statistics
+    from appa.data.fetch import fetch
+    from appa.data.stores import open_store
+
+    monkeypatch.chdir(tmp_path)
+    fetch("planet", "era5.zarr", start="2021-03-21", end="2021-03-22")
+    statistics.save(statistics.compute(open_store("era5.zarr")), "statistics.nc")
+    block = re.findall(r"```python\n(.*?)```", README, re.S)[1]
+    exec(compile(block, "README.md", "exec"), {})
+    # 48 hours hold 25 windows of 24, so 3 whole batches of 8.
+    assert capsys.readouterr().out.count("torch.Size([8, 24, 71, 48, 96])") == 3
+
+
 NAMES = {
     "2m_temperature",
     "10m_u_component_of_wind",

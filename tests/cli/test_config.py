@@ -31,6 +31,8 @@ def test_show_says_what_follows():
     facts = dict(line[2:].split(":", 1) for line in lines if line.startswith("# ") and ":" in line)
     facts = {name: value.strip() for name, value in facts.items()}
     assert facts["channels"].startswith("71 ")
+    # 71 × 721 × 1440 × 4 bytes = 294,860,160; 8760 of them
+    assert facts["size"] == "294.86 MB a state in float32, 2.58 TB a year of hours, uncompressed"
     assert facts["latent"] == "128 × 23 × 47"
     assert facts["compression"] == "532.7×"
     assert facts["tokens"].startswith("12,972 ")

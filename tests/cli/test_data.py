@@ -2,6 +2,7 @@ r"""`appa data check`, `statistics` and `climatology`, as a user runs them."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from appa.cli.data import app
 from appa.data import climatology, statistics
+from appa.errors import StoreError
 
 from ..data.test_checks import planet, turn
 
@@ -44,7 +46,9 @@ def test_check_of_a_clean_store(store):
     code, output = run("check", store / "clean.zarr", "--climatology", store / "climatology.nc")
     assert code == 0
     assert output.startswith("clean: ")
-    assert "48 hours from 2020-06-20T00 to 2020-06-21T23, 19×36" in output
+    assert (
+        "11 variables (26 channels), 48 hours from 2020-06-20T00 to 2020-06-21T23, 19×36" in output
+    )
 
 
 def test_check_of_a_faulty_store(store):
@@ -53,6 +57,19 @@ def test_check_of_a_faulty_store(store):
     assert "flipped latitude" in output
     assert "2020-06-21T00 … 2020-06-21T23, 24 hours" in output
     assert output.endswith("flipped.zarr: 1 finding\n")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_findings_on_a_narrow_terminal(store, width, monkeypatch):
+    r"""Folded, but no hour is cut."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, output = run("check", store / "flipped.zarr", "--climatology", store / "climatology.nc")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    assert code == 1
+    assert max(map(len, plain.splitlines()[:-1])) <= width
+    assert plain.count("2020-06-21T00") == 1
+    assert plain.count("2020-06-21T23,") == 1
 
 
 def test_check_of_the_bundled_planet():
@@ -102,6 +119,39 @@ def test_climatology(store, tmp_path):
     xr.testing.assert_allclose(
         climatology.load(out), climatology.load(store / "climatology.nc"), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("command", ["statistics", "climatology"])
+def test_out_is_tried_before_the_work(store, tmp_path, command, monkeypatch):
+    victim = tmp_path / "victim.nc"
+    victim.write_bytes((store / "year.nc").read_bytes())
+    before = victim.read_bytes()
+
+    def never(*_, **__):
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr(statistics, "compute", never)
+    monkeypatch.setattr(climatology, "fit", never)
+    for source, out, message in (
+        (victim, victim, "is the store itself"),
+        (store / "year.nc", victim, "exists already"),
+        (victim, tmp_path, "is a folder"),
+        (victim, victim / "deep" / "out.nc", "cannot be written"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            run(command, source, out)
+    assert victim.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["victim.nc"]
+
+
+def test_statistics_of_short_names(store, tmp_path):
+    ds = xr.open_dataset(store / "year.nc").isel(time=slice(0, 4))
+    ds.rename({"2m_temperature": "t2m"}).to_netcdf(tmp_path / "a.nc")
+    code, output = run("statistics", tmp_path / "a.nc", tmp_path / "s.nc")
+    assert code == 0
+    assert "warning: t2m of" in output
+    assert "WeatherBench2's name is 2m_temperature" in output
+    assert "10 variables" in output
 
 
 def test_errors_are_one_message(store):

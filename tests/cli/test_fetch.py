@@ -47,7 +47,7 @@ def test_selection(source: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     said = capsys.readouterr()
     assert f"{out} is complete" in said.out
     assert "3, 2020-01-01T06 to 2020-01-01T18, every 6 h" in said.err
-    assert "at most 0.00 GB" in said.err
+    assert "at most 14.06 kB" in said.err
     ds = xr.open_zarr(out).load()
     expected = canonical(TIMES[6:24:6], (13, 24)).sel(level=[500, 850])
     xr.testing.assert_equal(ds, expected[list(ds.data_vars)])
@@ -90,6 +90,11 @@ def test_preset(source: Path, tmp_path: Path, monkeypatch) -> None:
         (["SOURCE", "OUT", "--levels", "surface", "--start", "2020", "--end", "2020"], "not hPa"),
         (["SOURCE", "OUT", "--grid", "1.5", "--start", "2020", "--end", "2020"], "is no grid"),
         (["SOURCE", "OUT", "--variables", "t2m", "--start", "2020", "--end", "2020"], "'t2m'"),
+        (["SOURCE", "OUT", "--levels", "", "--start", "2020", "--end", "2020"], "no level is"),
+        (
+            ["SOURCE", "OUT", "--variables", "", "--start", "2020", "--end", "2020"],
+            "no variable is",
+        ),
         (["weatherbench", "OUT", "--start", "2020", "--end", "2020"], "mean 'weatherbench2'?"),
         (["OUT", "--preset", "era5-1.5", "--start", "2020", "--end", "2020"], "'era5-1.5deg'"),
         (

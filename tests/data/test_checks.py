@@ -13,9 +13,10 @@ from appa.data.checks import Finding, check
 from appa.data.stores import open_store
 from appa.data.timeline import check_times
 from appa.data.variables import LEVELS, VARIABLES, plausible, standard_height
-from appa.errors import DataError
+from appa.errors import DataError, StoreError
 
 from .public_layout import canonical, hours
+from .test_statistics import damaged_store
 
 FEW = (200, 500, 850, 1000)
 NAMES = tuple(VARIABLES)
@@ -445,6 +446,79 @@ def test_what_a_preset_expects(clim):
         ("missing level", "all on levels", "50"),
     ]
     assert found[1].found == "19×36, expected 721×1440"
+    assert "--grid equiangular:721x1440" in found[1].advice
+    assert all(f.advice for f in found)
+
+
+def test_grids_of_the_same_shape_differ(bundled):
+    r"""48 latitudes are Gaussian or not: half a degree apart, and half a cell at the poles."""
+    from appa.config import load_config
+
+    config = load_config("planet")
+    hour = bundled.isel(time=slice(0, 2))
+    assert check(hour, expect=config) == []
+    cells = hour.assign_coords(latitude=90 - 180 * (np.arange(48) + 0.5) / 48)
+    found = [f.found for f in check(cells, expect=config) if f.kind == "grid"]
+    assert found == ["equiangular-cells 48×96, expected gaussian 48×96"]
+    part = check(hour.isel(latitude=slice(0, 20)), expect=config)
+    assert "20×96 points of no known grid" in next(f.found for f in part if f.kind == "grid")
+
+
+def test_short_names_are_not_passed_over(clim, tmp_path):
+    ds = planet("2020-06-20", 3, seed=2, levels=LEVELS)
+    names = {"2m_temperature": "t2m", "geopotential": "z", "land_sea_mask": "lsm"}
+    short = ds.rename(names).assign(q=ds["specific_humidity"], vo=ds["temperature"])
+    short.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    short.isel(time=slice(0, 2)).to_netcdf(tmp_path / "0.nc")
+    short.isel(time=[2]).to_netcdf(tmp_path / "1.nc")
+    sources = (short, tmp_path / "a.zarr", tmp_path / "0.nc", str(tmp_path / "*.nc"))
+    for source in sources:
+        found = check(open_store(source), climatology=clim)
+        assert {(f.kind, f.variable) for f in found} == {
+            ("unrecognised", "t2m"),
+            ("unrecognised", "z"),
+            ("unrecognised", "lsm"),
+        }
+        words = {f.variable: (f.found, f.advice) for f in found}
+        assert words["t2m"] == (
+            "t2m was not recognised; WeatherBench2's name is 2m_temperature",
+            "rename it: ds.rename({'t2m': '2m_temperature'})",
+        )
+    # the note does not travel into what is written
+    open_store(tmp_path / "a.zarr").to_netcdf(tmp_path / "copy.nc")
+    assert check(open_store(tmp_path / "copy.nc"), climatology=clim) == []
+
+
+# Damage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["appa", "zarr"])
+def test_damaged_hours_are_found(clim, days, layout, tmp_path):
+    path = damaged_store(tmp_path / "a.zarr", days, layout)
+    with pytest.raises((RuntimeError, ValueError)):  # the damage is real
+        xr.open_zarr(path, consolidated=False)["geopotential"].load()
+    found = check(open_store(path), climatology=clim)
+    assert {(f.kind, f.variable, f.level) for f in found} == {("damaged", "geopotential", "all")}
+    assert all("cannot be read (" in f.found and "again" in f.advice for f in found)
+    if layout == "zarr":  # one chunk, one hour; a shard may lose several
+        assert sum(f.hours for f in found) == 1
+
+
+def test_damaged_fields_that_other_fields_need(clim, days, tmp_path):
+    r"""SST tells land from sea, and the land mask does: what is left of them still is checked."""
+    sst = "sea_surface_temperature"
+    encoding = {name: {"chunks": (1, *days[name].shape[1:])} for name in NAMES}
+    days.to_zarr(tmp_path / "a.zarr", zarr_format=2, encoding=encoding)
+    (tmp_path / "a.zarr" / sst / "0.0.0").write_bytes(b"damaged")
+    (tmp_path / "a.zarr" / "land_sea_mask" / "0.0").write_bytes(b"damaged")
+    found = check(open_store(tmp_path / "a.zarr"), climatology=clim)
+    assert summary(found) == [
+        ("damaged", "land_sea_mask", "", None, None, 0),
+        ("damaged", sst, "", "2020-06-20T00", "2020-06-20T00", 1),
+    ]
+    (tmp_path / "a.zarr" / "time" / "0").write_bytes(b"damaged")
+    with pytest.raises((StoreError, DataError), match="damaged"):
+        open_store(tmp_path / "a.zarr")
 
 
 # How it is read ---------------------------------------------------------------------------------

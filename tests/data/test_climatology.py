@@ -169,6 +169,7 @@ def test_short_records_are_refused():
 
 def test_save_and_load(tmp_path):
     ds, _ = planted(times("2019-01-01", "2020-01-01"))
+    ds["2m_temperature"].attrs["standard_name"] = "air_temperature"
     clim = climatology.fit(ds, harmonics=2)
     path = climatology.save(clim, tmp_path / "climatology.nc")
     loaded = climatology.load(path)
@@ -178,6 +179,11 @@ def test_save_and_load(tmp_path):
         climatology.evaluate(loaded, when), climatology.evaluate(clim, when)
     )
 
+    # A deviation is not the quantity: it has a unit and no standard name
+    assert loaded["2m_temperature"].attrs["standard_name"] == "air_temperature"
+    assert set(loaded["2m_temperature_std"].attrs) == {"units", "long_name"}
+    assert loaded.attrs["Conventions"].startswith("CF-")
+
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 3])
     with pytest.raises(StoreError, match="truncated or of another kind"):
@@ -185,7 +191,7 @@ def test_save_and_load(tmp_path):
     ds.to_netcdf(tmp_path / "states.nc")
     with pytest.raises(StoreError, match="holds no climatology"):
         climatology.load(tmp_path / "states.nc")
-    with pytest.raises(StoreError, match="no climatology at"):
+    with pytest.raises(StoreError, match="no file with a climatology at"):
         climatology.load(tmp_path / "nowhere.nc")
 
 

@@ -104,3 +104,67 @@ def test_a_shard_written_by_hand_is_the_one_zarr_writes(tmp_path):
         write_shard(tmp_path / f"ours{hours}", values, 6)
         theirs = (tmp_path / f"zarr{hours}" / "c" / "0" / "0" / "0" / "0").read_bytes()
         assert (tmp_path / f"ours{hours}").read_bytes() == theirs
+
+
+@pytest.mark.parametrize("store", ["none"], indirect=True)  # others are read through Zarr
+@pytest.mark.parametrize("hours", [[0, 22], [3, 9, 15]])
+def test_a_list_of_hours_reads_those_hours_only(store, monkeypatch, hours):
+    from appa.data import shards
+
+    read = []
+    ranges = shards.read_ranges
+    for module in (shards, __import__("appa.data.reading", fromlist=["_"])):
+        if hasattr(module, "read_ranges"):
+            monkeypatch.setattr(
+                module,
+                "read_ranges",
+                lambda parts: read.extend(n for _, _, n in parts) or ranges(parts),
+            )
+    open_store(store[0])["temperature"].isel(time=hours).load()
+    hour = LEVELS * H * W * 4
+    # The hours, and the indexes of the shards they are in.
+    assert len(hours) * hour <= sum(read) <= len(hours) * (hour + 6 * 16 + 4)
+
+
+@pytest.mark.parametrize("store", ["none"], indirect=True)  # others are read through Zarr
+def test_forked_processes_do_not_share_what_they_read(store):
+    # A plain torch DataLoader forks; each worker must read into memory of its own.
+    import torch
+
+    ds = open_store(store[0])
+    expected = xr.open_zarr(store[0], chunks=None)["temperature"].values
+
+    class Hours(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3 * HOURS
+
+        def __getitem__(self, i):
+            return i % HOURS, ds["temperature"].isel(time=i % HOURS).values
+
+    Hours()[0]  # the parent's buffer exists before the fork
+    loader = torch.utils.data.DataLoader(
+        Hours(), num_workers=2, multiprocessing_context="fork", shuffle=True
+    )
+    for i, x in loader:
+        np.testing.assert_array_equal(x[0].numpy(), expected[int(i)])
+
+
+@pytest.mark.parametrize("store", ["none"], indirect=True)  # others are read through Zarr
+def test_dropped_datasets_close_their_files(store):
+    import gc
+    import os
+
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    ds = open_store(store[0]).load()
+    del ds
+    gc.collect()
+    gc.disable()  # without its help
+    try:
+        before = count()
+        for _ in range(5):
+            open_store(store[0])["temperature"].values  # noqa: B018
+        assert count() <= before + 4  # one dataset's files at the most
+    finally:
+        gc.enable()

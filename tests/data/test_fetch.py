@@ -21,6 +21,7 @@ import pytest
 import xarray as xr
 
 from appa.data import selection
+from appa.data.checks import check
 from appa.data.fetch import _on_cluster, fetch, parse_grid
 from appa.data.grids import Grid
 from appa.data.stores import open_store
@@ -73,10 +74,16 @@ def test_copies_public_layouts(write, zarr_format: int, tmp_path: Path, capsys) 
     fetch(source, tmp_path / "out.zarr", start="2020-02-27", end="2020-02-28T03", block=12)
     assert_holds(tmp_path / "out.zarr", truth(TIMES[:28], LEVELS))
     said = capsys.readouterr().err
-    size = 28 * 71 * 7 * 12 * 4 / 1e9
+    # the fields and two without time in single precision, the coordinates in double
+    size = ((28 * 71 + 2) * 7 * 12 * 4 + (28 + 13 + 7 + 12) * 8) / 1e3
     assert "28, 2020-02-27T00 to 2020-02-28T03, every 1 h" in said
     assert "71 (6 at the surface, 5 on 13 levels) on 7×12" in said
-    assert f"{size:.2f} GB" in said
+    assert f"on disk    {size:.2f} kB" in said
+    attrs = xr.open_zarr(tmp_path / "out.zarr").attrs
+    assert attrs["Conventions"].startswith("CF-")
+    assert attrs["source"] == str(source)
+    assert "2020-02-27T00 to 2020-02-28T03" in attrs["title"]
+    assert '"levels": [50, 100,' in attrs["history"]
 
 
 def test_selects(source: Path, tmp_path: Path) -> None:
@@ -181,6 +188,7 @@ def test_what_the_source_lacks_is_named_before_anything_is_copied(source: Path, 
     twice = thin.isel(time=[0, 1, 1, 2]).rename(specific_humidity="temperature")
     twice.to_zarr(tmp_path / "twice.zarr", consolidated=False)
     write_arco(tmp_path / "arco.zarr", TIMES[:48], SHAPE, (500,), padding=30)
+    thin.rename(geopotential="z").to_zarr(tmp_path / "cds.zarr", consolidated=False)
     before = os.listdir(tmp_path)
 
     refused("unknown variable '2m_temperatur'; did you mean", surface=["2m_temperatur"])
@@ -216,6 +224,15 @@ def test_what_the_source_lacks_is_named_before_anything_is_copied(source: Path, 
     refused("the end 2020-02-26 is before the start", end="2020-02-26")
     refused("end 'tomorrow' is no date", end="tomorrow")
     refused("every 0 hours", every=0)
+    refused("no level is asked for, and temperature has levels", levels=[])
+    refused("no variable is asked for: name at least one", surface=[], atmospheric=[])
+    refused("lacks .* the first is 2020-02-27T00:30; it holds", start="2020-02-27T00:30")
+    refused(
+        "has no geopotential; its 'z' may be that: rename it",
+        source=tmp_path / "cds.zarr",
+        atmospheric=["geopotential"],
+        levels=[500],
+    )
     refused("did you mean 'arco'", StoreError, source="arca")
     refused("did you mean 'thin.zarr'", StoreError, source=tmp_path / "thinn.zarr")
 
@@ -239,8 +256,67 @@ def test_empty_hours_are_reported(tmp_path: Path, capsys) -> None:
     source = write_weatherbench2(tmp_path / "wb2.zarr", TIMES[:4], SHAPE, (500,), zarr_format=2)
     (source / "temperature" / "2.0.0.0").unlink()
     path = fetch(source, tmp_path / "a.zarr", start=TIMES[0], end=TIMES[3], levels=[500])
-    assert "warning: 1 hourly fields are all NaN" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warning: temperature has NaN in 1 hour, 2020-02-27T02, at up to 84 of 84" in said
+    assert said.count("warning") == 1
     assert np.isnan(open_store(path).temperature.isel(time=2)).all()
+
+
+@pytest.mark.parametrize("grid", [None, "9x16"])
+def test_undefined_values_stay(grid: str | None, tmp_path: Path, capsys) -> None:
+    r"""NaN where there may be none is not averaged away: told, and found by a check."""
+    ds = canonical(TIMES[:4], (37, 72), (500, 850))
+    ds["temperature"].values[1:3, 1, 10, 7] = np.nan
+    ds["mean_sea_level_pressure"].values[3, 0, 30] = np.nan  # at a pole: hardly any area
+    ds.to_zarr(tmp_path / "source.zarr", consolidated=False)
+    arguments = {"start": TIMES[0], "end": TIMES[3], "levels": [850, 500], "block": 2}
+    if grid is not None:
+        arguments["grid"] = parse_grid(grid)
+    path = fetch(tmp_path / "source.zarr", tmp_path / "a.zarr", **arguments)
+    said = capsys.readouterr().err
+    assert "temperature has NaN in 2 hours from 2020-02-27T01 to 2020-02-27T02, at up to 1" in said
+    assert "mean_sea_level_pressure has NaN in 1 hour, 2020-02-27T03, at up to 1" in said
+    assert said.count("warning") == 2  # SST is undefined over land, and may be
+
+    copy = open_store(path)
+    undefined = np.isnan(copy["temperature"].values)
+    assert undefined.any((-2, -1)).tolist() == [
+        [False] * 2,
+        [False, True],
+        [False, True],
+        [False] * 2,
+    ]
+    lat, lon = copy["latitude"].values, copy["longitude"].values
+    for t, j, i in np.argwhere(undefined[:, 1]):
+        # cells half a side from the point, in each direction, on either grid
+        assert t in (1, 2)
+        assert abs(lat[j] - (90 - 10 * 5)) < 180 / (len(lat) - 1) / 2 + 2.5
+        assert abs(lon[i] - 7 * 5) < 360 / len(lon) / 2 + 2.5
+    assert np.isnan(copy["mean_sea_level_pressure"].values[3, 0]).any()
+    found = {(f.kind, f.variable, f.hours) for f in check(copy) if f.kind == "undefined"}
+    assert {("undefined", "temperature", 2), ("undefined", "mean_sea_level_pressure", 1)} <= found
+
+
+def test_undefined_values_are_told_after_a_restart(tmp_path: Path, monkeypatch, capsys) -> None:
+    ds = canonical(TIMES[:6], SHAPE, (500,))
+    ds["temperature"].values[1, 0, 3, 3] = np.nan
+    encoding = {name: {"chunks": (1, *ds[name].shape[1:])} for name in VARIABLES}
+    ds.to_zarr(tmp_path / "source.zarr", zarr_format=2, encoding=encoding)
+    chunk = tmp_path / "source.zarr" / "temperature" / "5.0.0.0"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(b"damaged")
+    arguments = {"start": TIMES[0], "end": TIMES[5], "levels": [500], "block": 2, "workers": 1}
+    slept: list[float] = []
+    monkeypatch.setattr(selection.time, "sleep", slept.append)
+    with pytest.raises(StoreError, match="copy or write the source again and rerun"):
+        fetch(tmp_path / "source.zarr", tmp_path / "a.zarr", **arguments)
+    assert not slept  # a file does not mend by waiting
+    assert "warning" not in capsys.readouterr().err
+    chunk.write_bytes(whole)
+    fetch(tmp_path / "source.zarr", tmp_path / "a.zarr", **arguments)
+    said = capsys.readouterr().err
+    assert "parts are there already" in said
+    assert "warning: temperature has NaN in 1 hour, 2020-02-27T01, at up to 1 of 84" in said
 
 
 class Flaky(SimpleHTTPRequestHandler):
@@ -394,8 +470,8 @@ def test_on_a_cluster(source: Path, tmp_path: Path, monkeypatch) -> None:
         with pytest.raises(StoreError, match=r"a part failed on the cluster \(ZeroDivisionError"):
             _on_cluster(fail, parts[:5], address, lambda: None)
     assert_holds(path, truth(TIMES[:41], LEVELS))
-    monkeypatch.setattr("appa.data.fetch.TIMEOUT", 0.5)
-    with pytest.raises(StoreError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"):
+    monkeypatch.setattr("appa.data.reduction.TIMEOUT", 0.5)
+    with pytest.raises(StoreError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:1"):
         fetch(source, tmp_path / "b.zarr", scheduler="tcp://127.0.0.1:1", **arguments)
 
 

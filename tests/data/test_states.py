@@ -189,3 +189,20 @@ def test_faults_are_named(ds, stats):
     x = standardizer.to_tensor(ds)
     with pytest.raises(DataError, match=r"\(12, 71, 19, 36\), expected \(3, 71, 19, 36\)"):
         standardizer.to_dataset(x, ds["time"].values[:3], GRID)
+
+
+def test_undefined_looks_past_hours_without_data():
+    from appa.data.states import undefined
+
+    rng = np.random.default_rng(0)
+    sst = rng.normal(290, 5, (6, 4, 8)).astype(np.float32)
+    sst[:, :2, :3] = np.nan
+    expected = np.isnan(sst[-1])
+    sst[:3] = np.nan  # a time axis that begins before its data
+    dims = ("time", "latitude", "longitude")
+    ds = xr.Dataset({"sea_surface_temperature": (dims, sst)})
+    np.testing.assert_array_equal(undefined(ds), expected)
+    # With no data at all, the land mask decides.
+    mask = (("latitude", "longitude"), expected.astype(np.float32))
+    nothing = xr.Dataset({"sea_surface_temperature": (dims, sst[:3]), "land_sea_mask": mask})
+    np.testing.assert_array_equal(undefined(nothing), expected)

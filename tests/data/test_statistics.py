@@ -2,11 +2,14 @@ r"""Statistics against float64 numpy on the whole array at once."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xarray as xr
 
-from appa.data import reduction, statistics
+from appa.data import climatology, netcdf, reduction, statistics
+from appa.data.stores import open_store
 from appa.errors import DataError, StoreError
 
 LEVELS = [50, 500, 1000]
@@ -201,7 +204,7 @@ def test_load_says_what_is_wrong(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(StoreError, match=r"truncated or of another kind.*appa data statistics"):
             statistics.load(path)
-    with pytest.raises(StoreError, match="no statistics at"):
+    with pytest.raises(StoreError, match="no file with statistics at"):
         statistics.load(tmp_path / "nowhere.nc")
 
     dataset().to_netcdf(tmp_path / "states.nc")
@@ -210,6 +213,116 @@ def test_load_says_what_is_wrong(tmp_path):
 
     stats = statistics.compute(dataset())
     stats["2m_temperature"].loc[{"statistic": "std"}] = 0
+    path.unlink()
     statistics.save(stats, path)
     with pytest.raises(DataError, match="2m_temperature is the constant"):
         statistics.load(path)
+
+
+# What is written over, and where ----------------------------------------------------------------
+
+
+def test_only_statistics_are_replaced_by_statistics(tmp_path):
+    stats = statistics.compute(dataset())
+    path = statistics.save(stats, tmp_path / "statistics.nc")
+    stats.attrs["hours"] = 61
+    assert statistics.load(statistics.save(stats, path)).attrs["hours"] == 61
+
+    clim = climatology.fit(dataset(), harmonics=0)
+    with pytest.raises(StoreError, match=r"holds statistics: only a climatology may be replaced"):
+        climatology.save(clim, path)
+    dataset().to_netcdf(tmp_path / "states.nc")
+    (tmp_path / "notes.txt").write_text("do not lose these")
+    path.write_bytes(path.read_bytes()[:100])
+    for victim in (path, tmp_path / "states.nc", tmp_path / "notes.txt"):
+        before = victim.read_bytes()
+        with pytest.raises(StoreError, match="exists already and is no file of Appa's"):
+            statistics.save(stats, victim)
+        assert victim.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_store_itself_is_never_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset().to_netcdf("states.nc")
+    (tmp_path / "link.nc").symlink_to("states.nc")
+    stores = ("states.nc", tmp_path / "states.nc", f"file://{tmp_path}/states.nc", "*.nc")
+    for store in stores:
+        for out in ("states.nc", "link.nc", tmp_path / "states.nc"):
+            with pytest.raises(StoreError, match="is the store itself"):
+                netcdf.probe(out, statistics.KIND, store)
+    netcdf.probe("statistics.nc", statistics.KIND, "states.nc")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.nc", "states.nc"]
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    stats = statistics.compute(dataset())
+    (tmp_path / "file").write_text("")
+    places = {tmp_path: "is a folder", tmp_path / "file" / "a" / "s.nc": "cannot be written"}
+    if Path("/proc/self").exists():  # where even root cannot
+        places[Path("/proc/self/statistics.nc")] = "cannot be written"
+    for path, message in places.items():
+        for attempt in (
+            lambda p: netcdf.probe(p, statistics.KIND),
+            lambda p: statistics.save(stats, p),
+        ):
+            with pytest.raises(StoreError, match=message):
+                attempt(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_are_cf(tmp_path):
+    path = statistics.save(statistics.compute(dataset()), tmp_path / "statistics.nc")
+    with xr.open_dataset(path) as ds:
+        assert ds.attrs["Conventions"].startswith("CF-")
+
+
+# Reading ----------------------------------------------------------------------------------------
+
+
+def damage(array: Path) -> None:
+    r"""Overwrites the middle of the second hour's chunk, or of the shard, with zeros."""
+    files = sorted(p for p in array.rglob("*") if p.is_file() and p.suffix != ".json")
+    file = files[1] if len(files) > 1 else files[0]
+    content = bytearray(file.read_bytes())
+    size = len(content)
+    content[size // 3 : size // 2] = bytes(size // 2 - size // 3)
+    if len(files) > 1:
+        content[:16] = bytes(16)
+    file.write_bytes(content)
+
+
+def damaged_store(path: Path, ds: xr.Dataset, layout: str) -> Path:
+    r"""A store of which hours of the geopotential cannot be read."""
+    if layout == "appa":
+        from appa.data.writing import StoreWriter
+
+        with StoreWriter(path, ds, compression="zstd") as writer:
+            for i in writer.remaining:
+                writer.write(i, ds.isel(time=writer.blocks[i]))
+            writer.finish()
+    else:
+        chunks = {name: {"chunks": (1, *ds[name].shape[1:])} for name in ds if ds[name].ndim > 2}
+        ds.to_zarr(path, zarr_format=3, consolidated=False, encoding=chunks)
+    damage(path / "geopotential")
+    return path
+
+
+@pytest.mark.parametrize("layout", ["appa", "zarr"])
+def test_damage_is_named(layout, tmp_path):
+    ds = open_store(damaged_store(tmp_path / "a.zarr", dataset(), layout))
+    message = r"geopotential (at|from) 2019-12-30T.* cannot be read \(.*appa data check STORE"
+    with pytest.raises(StoreError, match=message):
+        statistics.compute(ds)
+    with pytest.raises(StoreError, match=message):
+        climatology.fit(ds, harmonics=0)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "", "gopher://host:70", "tcp://127.0.0.1:1"])
+def test_no_scheduler(address, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(reduction, "TIMEOUT", 0.5)
+    with pytest.raises(StoreError, match=r"no Dask scheduler answers at .*`dask scheduler` starts"):
+        statistics.compute(dataset(), scheduler=address)
+    # and the process goes on without one
+    assert float(dataset().chunk(time=20)["2m_temperature"].mean()) > 0

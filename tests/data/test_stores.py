@@ -239,8 +239,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     write_weatherbench2(tmp_path / "era5.zarr", TIMES[:1], SHAPE, (500,))
     with pytest.raises(StoreError, match=r"did you mean 'era5\.zarr'\?"):
         open_store(tmp_path / "era6.zarr")
-    with pytest.raises(StoreError, match=r"holds era5\.zarr"):
-        open_store(tmp_path / "something-else.nc")
+    for name in ("something-else.nc", "nosuch.zarr"):  # alike only in what all stores end in
+        with pytest.raises(StoreError, match=r"holds era5\.zarr"):
+            open_store(tmp_path / name)
     with pytest.raises(StoreError, match="there is no folder"):
         open_store(tmp_path / "a" / "b" / "c.zarr")
     (tmp_path / "notes").mkdir()
@@ -334,3 +335,14 @@ def test_another_calendar(truth: xr.Dataset, tmp_path: Path) -> None:
     ds.to_netcdf(tmp_path / "a.nc")
     with pytest.raises(DataError, match=r"a\.nc: time has the calendar 360_day"):
         open_store(tmp_path / "a.nc")
+
+
+def test_no_network(monkeypatch) -> None:
+    def nowhere(*_: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.setattr("socket.getaddrinfo", nowhere)
+    with pytest.raises(StoreError, match=r"no network .*HTTPS_PROXY.*or 'planet'"):
+        open_store("gs://bucket/era5.zarr")

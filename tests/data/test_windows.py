@@ -565,3 +565,13 @@ def test_an_unfinished_store_is_refused(tmp_path):
     for name in ("store.zarr", "store.zarr.partial"):
         with pytest.raises(UnfinishedStoreError):
             WindowLoader(tmp_path / name, 1, 1)
+
+
+def test_states_off_the_hour_are_refused():
+    time = np.datetime64("2021-01-01", "ns") + np.arange(8) * np.timedelta64(30, "m")
+    ds = xr.Dataset(
+        {"2m_temperature": (("time", "latitude", "longitude"), np.ones((8, 4, 8), np.float32))},
+        {"time": time, "latitude": np.linspace(80, -80, 4), "longitude": np.arange(8) * 45.0},
+    )
+    with pytest.raises(DataError, match="2021-01-01T00:30, off the hour"):
+        WindowLoader(ds, 2, 1)

@@ -139,3 +139,43 @@ def test_mistakes():
         Network("mine", good.assign(latitude=[10.0, 91.0, 0.0]))
     with pytest.raises(DataError, match="within ±90"):
         Network("mine", good.assign(latitude=[10.0, np.nan, 0.0]))
+
+
+@pytest.mark.parametrize("noise", [-1.0, 0.0, np.nan, np.inf, "0.1", None])
+def test_noise_is_a_share_above_nothing(noise):
+    with pytest.raises(DataError, match=f"found {noise!r} for a station's noise.*noise=0.01"):
+        Network("mine", stations(GRID, 3), noise=noise)
+    with pytest.raises(DataError, match=f"found {noise!r} for a satellite's noise"):
+        Satellite(noise=noise)
+
+
+@pytest.mark.parametrize("radius", [-5.0, 0.0, 500.0, 28.0, np.nan])
+def test_a_satellite_sees_to_its_horizon(radius):
+    # From 800 km the horizon is arccos(6378 / 7178) = 27.3° away, from 36,000 km 81°.
+    with pytest.raises(DataError, match=rf"view of {radius:g}°.*800 km the horizon is 27.3°"):
+        Satellite(radius=radius)
+    assert Satellite(Orbit(altitude=35_786e3), radius=80.0).radius == 80.0
+
+
+def test_misspelt_variables_are_named():
+    with pytest.raises(DataError, match="'2m_temprature'; did you mean '2m_temperature'"):
+        Network("mine", stations(GRID, 3), variables=("2m_temprature",))
+    with pytest.raises(DataError, match="'geopotental'; did you mean 'geopotential'"):
+        Satellite(variables=("temperature", "geopotental"))
+    with pytest.raises(DataError, match="give a tuple"):
+        Satellite(variables="temperature")  # pyright: ignore
+    with pytest.raises(DataError, match="'temperature' has levels; give it to a satellite"):
+        Network("mine", stations(GRID, 3), variables=("2m_temperature", "temperature"))
+
+
+def test_errors_of_a_configuration():
+    network = named_network(GRID, station_error=0.02, satellite_error=0.3)
+    assert network.noise == 0.02
+    assert [s.noise for s in network.satellites] == [0.3]
+    pd.testing.assert_frame_equal(network.stations, named_network(GRID).stations)
+    given = named_network(GRID, satellites=[Satellite(noise=0.2)], station_error=0.02)
+    assert (given.noise, given.satellites[0].noise) == (0.02, 0.2)
+    with pytest.raises(DataError, match=r"satellite_error of 0.3 beside satellites"):
+        named_network(GRID, satellites=[Satellite()], satellite_error=0.3)
+    with pytest.raises(DataError, match="found -1 for a station's noise"):
+        named_network(GRID, station_error=-1)

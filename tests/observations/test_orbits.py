@@ -149,3 +149,28 @@ def test_hours_are_independent_of_each_other():
 def test_kilometres_for_metres():
     with pytest.raises(DataError, match="altitude of 800 m"):
         Orbit(altitude=800)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"altitude": np.nan}, "altitude of nan m"),
+        ({"altitude": np.inf}, "altitude of inf m"),
+        ({"inclination": -10.0}, "inclination of -10°; give 0 to 180°"),
+        ({"inclination": np.nan}, "inclination of nan°"),
+        ({"node": np.nan}, "node of nan°"),
+        ({"phase": np.inf}, "phase of inf°"),
+    ],
+)
+def test_orbits_that_are_none(options, told):
+    with pytest.raises(DataError, match=told):
+        Orbit(**options)
+
+
+def test_horizon():
+    # where the line of sight touches the ground, at a right angle to the vertical
+    orbit = Orbit(altitude=800e3)
+    angle = np.radians(orbit.horizon)
+    satellite = np.array([7_178_137.0, 0.0])
+    place = 6_378_137.0 * np.array([np.cos(angle), np.sin(angle)])
+    assert place @ (satellite - place) == pytest.approx(0, abs=1e-3 * 6_378_137.0)

@@ -164,7 +164,8 @@ def test_independent_of_selection_order_and_chunks(seen, truth, network, stats):
         pd.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True))
     whole = gridded.isel(time=[17, 3]).sel(level=[850, 500])
     for name in ("temperature", "geopotential"):
-        np.testing.assert_array_equal(gridded_part[name], whole[name])
+        found = gridded_part[name].sel(level=[850, 500])  # levels ascend in what is returned
+        np.testing.assert_array_equal(found, whole[name])
 
     lazy, gridded_lazy = observe(truth.chunk(time=5), network, statistics=stats)
     pd.testing.assert_frame_equal(lazy, table)
@@ -176,6 +177,40 @@ def test_statistics_are_the_stores_own_by_default(truth, network):
     rows = table[table["variable"] == "2m_temperature"]
     std = truth["2m_temperature"].isel(time=slice(2)).values.astype(np.float64).std()
     assert rows["error"].to_numpy() == pytest.approx(0.01 * std, rel=1e-5)
+
+
+def varied(hours: int = 2) -> xr.Dataset:
+    r"""The atmosphere with another value at each point, so that none can stand for another."""
+    ds, rng = atmosphere(hours), np.random.default_rng(2)
+    for name in (*SURFACE, *ATMOSPHERIC):
+        ds[name] = ds[name] + rng.normal(0, 10, ds[name].shape).astype("float32")
+    return ds
+
+
+FORMS = {
+    "ascending latitude": lambda ds: ds.isel(latitude=slice(None, None, -1)),
+    "descending level": lambda ds: ds.isel(level=slice(None, None, -1)),
+    "transposed": lambda ds: ds.transpose("longitude", "latitude", "level", "time"),
+    "±180": lambda ds: ds.assign_coords(
+        longitude=(ds["longitude"] + 180) % 360 - 180
+    ).sortby("longitude"),
+    "other names": lambda ds: ds.rename(latitude="lat", longitude="lon", time="valid_time"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_planet_in_another_form(form, network, stats):
+    truth = varied()
+    table, gridded = observe(truth, network, statistics=stats)
+    table_too, gridded_too = observe(FORMS[form](truth), network, statistics=stats)
+    pd.testing.assert_frame_equal(table_too, table)
+    xr.testing.assert_equal(gridded_too, gridded)
+
+
+def test_one_hour_without_its_dimension(network, stats):
+    truth = varied()
+    table, _ = observe(truth.isel(time=slice(1)), network, statistics=stats)
+    pd.testing.assert_frame_equal(observe(truth.isel(time=0), network, statistics=stats)[0], table)
 
 
 def at(latitude, longitude, **options) -> Network:
@@ -276,5 +311,12 @@ def test_mistakes(truth, stats, network):
         observe(truth, network, statistics=stats.drop_vars("temperature"))
     with pytest.raises(DataError, match=r"lack the levels \[700\]"):
         observe(truth, network, statistics=stats.sel(level=[500, 850]))
+    with pytest.raises(DataError, match=r"found the seed -1; give a whole number of 0 or more"):
+        observe(truth, network, statistics=stats, seed=-1)
+    with pytest.raises(DataError, match=r"found the seed 0.5"):
+        observe(truth, network, statistics=stats, seed=0.5)  # pyright: ignore
+    members = xr.concat([truth, truth], "member").assign_coords(member=[0, 1])
+    with pytest.raises(DataError, match=r"found 2 members.*select a member"):
+        observe(members, network, statistics=stats)
     with pytest.raises(DataError, match="nothing to observe"):
         observe(truth[["land_sea_mask"]], network, statistics=stats)

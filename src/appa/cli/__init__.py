@@ -6,15 +6,35 @@ Nothing heavy is imported until a command runs: `appa --help` answers at once.
 from __future__ import annotations
 
 import sys
+from typing import Annotated, NoReturn
+
+import typer
 
 __all__ = ["main"]
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+RESUMED = (["data", "fetch"], ["data", "simulate"])
 
 
 def main() -> None:
     r"""Entry point of the `appa` command."""
-    import typer
-
     from ..errors import AppaError
+
+    try:
+        application()()
+    except AppaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        stopped()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # what Typer makes of Ctrl-C, without a word
+            stopped()
+        raise
+
+
+def application() -> typer.Typer:
+    r"""The application, with all its commands."""
     from . import config, data, demo
 
     app = typer.Typer(
@@ -25,12 +45,35 @@ def main() -> None:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(common)
     app.add_typer(config.app, name="config")
     app.add_typer(data.app, name="data")
     demo.register(app)
+    return app
 
-    try:
-        app()
-    except AppaError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+
+def tell_version(wanted: bool) -> None:
+    from .. import __version__
+
+    if wanted:
+        typer.echo(f"appa {__version__}")
+        raise typer.Exit
+
+
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def stopped() -> NoReturn:
+    r"""Says that Ctrl-C was heard, and what becomes of the work."""
+    goes_on = sys.argv[1:3] in RESUMED
+    line = "stopped; the same command goes on where it was" if goes_on else "stopped"
+    print(f"\n{line}" if sys.stderr.isatty() else line, file=sys.stderr)
+    sys.exit(INTERRUPTED)

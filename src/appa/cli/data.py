@@ -3,7 +3,7 @@ r"""`appa data`: fetch, simulate, check and summarize stores."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -149,6 +149,21 @@ def simulate(
     typer.echo(f"{out} is complete")
 
 
+def _opened(store: str) -> Any:
+    r"""The store, with a warning for what it has under names that are not read."""
+    from ..data.canonical import unrecognised
+    from ..data.stores import open_store
+
+    ds = open_store(store)
+    for short, name in unrecognised(ds).items():
+        typer.echo(
+            f"warning: {short} of {store} was not recognised and is left out; WeatherBench2's "
+            f"name is {name}",
+            err=True,
+        )
+    return ds
+
+
 SchedulerOption = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler, e.g. tcp://host:8786.")
 ]
@@ -192,15 +207,23 @@ def check(
         workers=workers,
     )
     if not findings:
+        levels = ds.sizes.get("level", 1)
+        known = [var for var in ds.data_vars.values() if "time" in var.dims]
+        channels = sum(levels if "level" in var.dims else 1 for var in known)
         first, last = (str(t.astype("datetime64[h]")) for t in ds["time"].values[[0, -1]])
         shape = f"{ds.sizes['latitude']}×{ds.sizes['longitude']}"
-        typer.echo(f"clean: {store}, {ds.sizes['time']} hours from {first} to {last}, {shape}")
+        typer.echo(
+            f"clean: {store}, {len(known)} variables ({channels} channels), {ds.sizes['time']} "
+            f"hours from {first} to {last}, {shape}"
+        )
         return
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("what", "variable", "level", "when", "found", "what to do")
+    # On a narrow terminal words are folded, never cut; an hour stays in one piece.
+    heads = ("what", "variable", "level", "when", "found", "what to do")
+    table = Table(*(Column(h, overflow="fold", min_width=14 * (h == "when")) for h in heads))
     for f in findings:
         table.add_row(f.kind, f.variable, f.level, f.when, f.found, f.advice)
     # A file or pipe gets whole lines, not lines folded at 80 characters.
@@ -230,14 +253,13 @@ def statistics(
     """
     from ..config import load_config
     from ..data import statistics as module
-    from ..data.stores import open_store
+    from ..data.netcdf import probe
 
     if config is not None:
         period = load_config(config).data.splits.period("train")
         start, end = start or period.start, end or period.stop
-    stats = module.compute(
-        open_store(store), split=(start, end), scheduler=scheduler, workers=workers
-    )
+    probe(out, module.KIND, store)
+    stats = module.compute(_opened(store), split=(start, end), scheduler=scheduler, workers=workers)
     module.save(stats, out)
     typer.echo(
         f"{out}: {len(stats.data_vars)} variables over {stats.attrs['hours']} hours, "
@@ -261,10 +283,11 @@ def climatology(
     Example: appa data climatology era5.zarr climatology.nc
     """
     from ..data import climatology as module
-    from ..data.stores import open_store
+    from ..data.netcdf import probe
 
+    probe(out, module.KIND, store)
     clim = module.fit(
-        open_store(store),
+        _opened(store),
         harmonics,
         diurnal,
         split=(start, end),

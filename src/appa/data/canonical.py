@@ -21,7 +21,7 @@ from ..errors import DataError
 from .layout import COORDINATES
 from .variables import STATIC, VARIABLES
 
-__all__ = ["ALIASES", "DIMENSIONS", "canonical_chunks", "canonicalize"]
+__all__ = ["ALIASES", "DIMENSIONS", "canonical_chunks", "canonicalize", "unrecognised"]
 
 DIMENSIONS = ("member", "time", "level", "latitude", "longitude")
 
@@ -33,6 +33,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "latitude": ("latitude", "lat"),
     "longitude": ("longitude", "lon"),
 }
+
+# Names variables go by elsewhere, ERA5's own files for one.
+SHORT = {**{v.short: v.name for v in VARIABLES.values()}, "lsm": "land_sea_mask"}
+NOTE = "unrecognised"  # of an opened dataset's encoding, which is not written with it
 
 Order = np.ndarray | None  # where each value comes from in the source; None: in place
 
@@ -98,7 +102,7 @@ def _cover(index: Any) -> tuple[Any, Any]:
 def canonicalize(ds: xr.Dataset) -> xr.Dataset:
     r"""The same data in the canonical form; nothing but coordinates is read.
 
-    Variables Appa does not know are dropped.
+    Variables Appa does not know are dropped; see :func:`unrecognised`.
 
     Arguments:
         ds: A dataset with WeatherBench2's variable names, dimensions in any order, latitude in
@@ -107,6 +111,7 @@ def canonicalize(ds: xr.Dataset) -> xr.Dataset:
     known = [str(n) for n in ds.data_vars if n in VARIABLES or n in STATIC]
     if not known:
         raise DataError(_unknown(ds))
+    strangers = unrecognised(ds)
     ds = ds.set_coords([name for name in ("trajectory",) if name in ds.data_vars])[known]
     chunks = {name: ds[name].encoding.get("preferred_chunks", {}) for name in known}
     names = _names(ds)
@@ -134,7 +139,30 @@ def canonicalize(ds: xr.Dataset) -> xr.Dataset:
         data[name].attrs = dict(STATIC[name] if name in STATIC else VARIABLES[name].attrs)
         stored = {names.get(dim, dim): size for dim, size in chunks[name].items()}
         data[name].encoding = {"preferred_chunks": stored} if stored else {}
-    return xr.Dataset(data, coords, ds.attrs)
+    out = xr.Dataset(data, coords, ds.attrs)
+    if strangers:
+        out.encoding[NOTE] = strangers
+    return out
+
+
+def unrecognised(ds: xr.Dataset) -> dict[str, str]:
+    r"""Variables that were dropped, or would be, though they seem to be known by another name.
+
+    Returns:
+        The name WeatherBench2 has for each, of those that the dataset has not beside.
+
+    Example:
+        >>> unrecognised(open_store("cds.nc"))
+        {'t2m': '2m_temperature'}
+    """
+    found = dict(ds.encoding.get(NOTE, {}))
+    for key, var in ds.data_vars.items():
+        name = SHORT.get(str(key))
+        if str(key) == "z" and not any(alias in var.dims for alias in ALIASES["level"]):
+            name = "geopotential_at_surface"  # as ERA5 calls it too
+        if name is not None and var.ndim >= 2:
+            found[str(key)] = name
+    return {key: name for key, name in found.items() if name not in ds}
 
 
 def canonical_chunks(ds: xr.Dataset, chunks: Mapping[str, int] | str) -> xr.Dataset:
@@ -150,8 +178,7 @@ def canonical_chunks(ds: xr.Dataset, chunks: Mapping[str, int] | str) -> xr.Data
 
 
 def _unknown(ds: xr.Dataset) -> str:
-    short = {v.short: v.name for v in VARIABLES.values()}
-    found = [f"{name} → {short[str(name)]}" for name in ds.data_vars if str(name) in short]
+    found = [f"{old} → {new}" for old, new in unrecognised(ds).items()]
     if found:
         return f"variables go by short names; rename them to WeatherBench2's: {', '.join(found)}"
     return (
@@ -184,7 +211,13 @@ def _values(ds: xr.Dataset, dim: str) -> np.ndarray:
         if dim in ds.dims:
             raise DataError(f"dimension {dim} has no coordinate: its values are unknown")
         raise DataError(f"there is no {dim}; the dimensions are {_list(ds.dims)}")
-    values = np.atleast_1d(ds[dim].values)
+    try:
+        values = np.atleast_1d(ds[dim].values)
+    except Exception as error:  # each codec has exceptions of its own
+        raise DataError(
+            f"{dim} cannot be read ({type(error).__name__}: {error}): the store is damaged; fetch "
+            "or write it again"
+        ) from error
     if values.ndim > 1:
         raise DataError(f"{dim} has dimensions {ds[dim].dims}: only regular grids are read")
     if dim != "time" and (values.dtype.kind not in "iuf" or not np.isfinite(values).all()):

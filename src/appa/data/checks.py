@@ -9,7 +9,9 @@ unsorted hours         time runs backwards inside a trajectory
 off the hour           a time that is no whole hour
 missing variable       one that was expected
 missing level          one that was expected, or the hole in a usual set of levels
+unrecognised           a variable under another name than WeatherBench2's, which is not read
 grid                   another grid than expected
+damaged                hours that cannot be read
 undefined              NaN, except SST over land; SST with another coast than in most hours
 infinite               an infinity
 units                  values that are plausible in a unit often mistaken for the right one
@@ -21,16 +23,19 @@ stuck                  a field identical to the hour before
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, StoreError
+from .canonical import unrecognised
 from .evidence import Evidence, Run, Scan, join, runs
+from .grids import Grid
 from .orientation import Mirror, Reference, flipped
-from .reduction import SPACE, reduce_blocks, time_blocks
+from .reduction import SPACE, cause, load, reduce_blocks, time_blocks
 from .timeline import Finding, check_times
 from .variables import LEVELS, STATIC, VARIABLES, Channel, plausible, plausible_mean
 
@@ -121,21 +126,45 @@ def _inventory(ds: xr.Dataset, names: list[str], expect: Config | None) -> list[
         wanted = expect.data
         for name in (*wanted.surface, *wanted.atmospheric):
             if name not in names:
-                findings.append(Finding("missing variable", name, found="not in the store"))
+                advice = "fetch the store again with it, or expect it no more"
+                findings.append(
+                    Finding("missing variable", name, found="not in the store", advice=advice)
+                )
         missing = set(wanted.levels) - set(levels) if wanted.atmospheric else set()
-        shape = (wanted.grid.latitudes, wanted.grid.longitudes)
-        if (found := (ds.sizes["latitude"], ds.sizes["longitude"])) != shape:
-            text = f"{found[0]}×{found[1]}, expected {shape[0]}×{shape[1]}"
-            findings.append(Finding("grid", found=text, advice="regrid the store"))
+        findings += _grid(ds, expect.grid)
+        other = "or expect them no more"
     else:
+        other = "if they were meant to be there"
         # Most of a usual set and nothing else: the rest was meant to be there.
         usual = [s for s in LEVEL_SETS if set(levels) <= set(s) and len(levels) > 0.7 * len(s)]
         missing = set(usual[0]) - set(levels) if usual else set()
     if missing:
         text = f"no {', '.join(map(str, sorted(missing)))} hPa among {len(levels)} levels"
         level = ", ".join(map(str, sorted(missing)))
-        findings.append(Finding("missing level", "all on levels", level, found=text))
+        advice = f"fetch the store again with them, {other}"
+        findings.append(Finding("missing level", "all on levels", level, found=text, advice=advice))
+    for short, name in unrecognised(ds).items():
+        text = f"{short} was not recognised; WeatherBench2's name is {name}"
+        advice = f"rename it: ds.rename({{{short!r}: {name!r}}})"
+        findings.append(Finding("unrecognised", short, found=text, advice=advice))
     return findings
+
+
+def _grid(ds: xr.Dataset, wanted: Grid) -> list[Finding]:
+    shape = f"{ds.sizes['latitude']}×{ds.sizes['longitude']}"
+    expected = f"{wanted.latitudes}×{wanted.longitudes}"
+    try:
+        grid = Grid.from_coordinates(ds["latitude"].values, ds["longitude"].values)
+    except DataError:
+        text = f"{shape} points of no known grid, expected {wanted.kind} {expected}"
+    else:
+        if grid == wanted:
+            return []
+        if grid.kind != wanted.kind:
+            shape, expected = f"{grid.kind} {shape}", f"{wanted.kind} {expected}"
+        text = f"{shape}, expected {expected}"
+    size = f"{wanted.kind}:{wanted.latitudes}x{wanted.longitudes}"
+    return [Finding("grid", found=text, advice=f"fetch the store again with --grid {size}")]
 
 
 def _reference(
@@ -152,7 +181,10 @@ def _land(ds: xr.Dataset) -> np.ndarray | None:
     r"""Where SST is undefined in most of a few hours, with shape :math:`(H, W)`."""
     sst = ds[SST].transpose("time", *SPACE[1:])
     hours = np.unique(np.linspace(0, ds.sizes["time"] - 1, 5).astype(int))
-    undefined = [np.isnan(sst.isel(time=int(t)).to_numpy()) for t in hours]
+    undefined = []
+    for t in hours:
+        with contextlib.suppress(StoreError):  # a damaged hour is found when all are read
+            undefined.append(np.isnan(load(sst.isel(time=int(t)))))
     undefined = [u for u in undefined if not u.all()]
     return np.mean(undefined, axis=0) > 0.5 if undefined else None
 
@@ -208,13 +240,20 @@ def _static(
     for name in STATIC:
         if name not in ds:
             continue
-        x = ds[name].transpose("latitude", "longitude").to_numpy()
+        again = "fetch or write the field again"
+        try:
+            x = load(ds[name].transpose("latitude", "longitude"))
+        except StoreError as error:
+            text = f"cannot be read ({cause(error.__cause__ or error)})"
+            findings.append(Finding("damaged", name, found=text, advice=again))
+            continue
         low, high = limits[name]
         if bad := int((~np.isfinite(x)).sum()):
-            findings.append(Finding("undefined", name, found=f"at {bad} of {x.size} points"))
+            text = f"at {bad} of {x.size} points"
+            findings.append(Finding("undefined", name, found=text, advice=again))
         elif x.min() < low or x.max() > high:
             text = f"{x.min():.5g} to {x.max():.5g}, expected {low:.5g} to {high:.5g}"
-            findings.append(Finding("range", name, found=text))
+            findings.append(Finding("range", name, found=text, advice=again))
         if name != "land_sea_mask" or land is None:
             continue
         flips = [run for run in found if run.kind == "flipped latitude"]
@@ -286,6 +325,8 @@ def _words(
     r"""What was found, and what to do about it."""
     again = "fetch or write these hours again"
     points = max(run.points for run in flat)
+    if kind == "damaged":
+        return f"cannot be read ({flat[0].note})", again
     if kind == "flipped latitude":
         return "north and south are exchanged", f"reverse latitude in these hours, or {again}"
     if kind == "stuck":

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "fit", "load", "regressors", "save"]
 
-KIND = netcdf.Kind(
-    "climatology", "a climatology", "fit one with: appa data climatology STORE OUT"
-)
+KIND = netcdf.Kind("climatology", "a climatology", "fit one with: appa data climatology STORE OUT")
 CONDITION = 30.0
 
 

@@ -43,7 +43,7 @@ class DirectArray(BackendArray):
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(
-            key, self.shape, indexing.IndexingSupport.BASIC, self._read
+            key, self.shape, indexing.IndexingSupport.OUTER_1VECTOR, self._read
         )
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import StoreError
 from .orientation import Mirror, Reference, likeness
-from .reduction import read
+from .reduction import cause, read
 from .variables import VARIABLES, Channel, Variable, plausible, plausible_mean
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Run:
         detail: What tells faults of a kind apart, such as the unit found.
         points: The most grid points concerned in an hour.
         low, high: The least and greatest value concerned.
+        note: What was said about the first hour, in words.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Run:
     points: int = 0
     low: float = np.inf
     high: float = -np.inf
+    note: str = ""
 
     @property
     def fault(self) -> tuple[str, int, str]:
@@ -152,16 +155,45 @@ class Scan:
         )
         c = 0
         for name in dict.fromkeys(channel.variable for channel in self.channels):
-            x = read(self.ds, name, start, stop)
-            self._variable(evidence, VARIABLES[name], x, c, part)
+            x, lost = self._read(name, start, stop)
+            self._variable(evidence, VARIABLES[name], x, set(lost), c, part)
+            evidence.runs += [
+                Run("damaged", k, start + t, start + t + 1, note=note)
+                for k in range(c, c + x.shape[1])
+                for t, note in lost.items()
+            ]
             c += x.shape[1]
         evidence.runs = runs(evidence.runs)
         return evidence
 
+    def _read(self, name: str, start: int, stop: int) -> tuple[np.ndarray, dict[int, str]]:
+        r"""The values :math:`(T, L, H, W)` of a variable, NaN in hours that cannot be read, and why
+        those cannot."""
+        try:
+            return read(self.ds, name, start, stop), {}
+        except StoreError:
+            pass
+        sizes = self.ds[name].sizes
+        shape = (stop - start, sizes.get("level", 1), sizes["latitude"], sizes["longitude"])
+        x, lost = np.full(shape, np.nan, np.float32), {}
+        for t in range(stop - start):
+            try:
+                x[t] = read(self.ds, name, start + t, start + t + 1)[0]
+            except StoreError as error:
+                lost[t] = cause(error.__cause__ or error)
+        return x, lost
+
     def _variable(
-        self, evidence: Evidence, var: Variable, x: np.ndarray, c: int, part: tuple[int, int]
+        self,
+        evidence: Evidence,
+        var: Variable,
+        x: np.ndarray,
+        lost: set[int],
+        c: int,
+        part: tuple[int, int],
     ) -> None:
-        r"""Adds what the values :math:`(T, L, H, W)` of a variable show; its first channel is c."""
+        r"""Adds what the values :math:`(T, L, H, W)` of a variable show, but for lost hours; its
+        first channel is c."""
         thin = self.mirror.thin(x)
         own = slice(c, c + x.shape[1])
         evidence.still[1:, own] = _same(thin[:-1], thin[1:])
@@ -169,6 +201,7 @@ class Scan:
             undefined = np.isnan(x[:, 0])
             for k, land in enumerate((self.land, self.land[::-1])):
                 evidence.coast[:, k] = (undefined != land).sum((-2, -1))
+            evidence.coast[list(lost)] = 0
 
         low, high = x.min((-2, -1)), x.max((-2, -1))  # undefined where any value is
         mean = self.mirror.mean(thin) if self.mirror.possible else None
@@ -179,6 +212,7 @@ class Scan:
                 good = (low[:, k] >= limits[0]) & (high[:, k] <= limits[1])
                 if mean is not None:
                     good &= (mean[:, k] >= means[0]) & (mean[:, k] <= means[1])
+            good[list(lost)] = True
             for t in np.flatnonzero(~good):
                 average = None if mean is None else float(mean[t, k])
                 found = self._values(var, x[t, k], average, limits, means)

@@ -7,6 +7,7 @@ hour of the source. Finished parts are kept: a rerun copies the others.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -21,7 +22,16 @@ import numpy as np
 from ..errors import AppaError, StoreError, nearest
 from ..progress import progress
 from .grids import Grid
-from .selection import Selection, open_source, parse_grid, position, read
+from .reduction import connect
+from .selection import (
+    Selection,
+    may_be_undefined,
+    open_source,
+    parse_grid,
+    position,
+    read,
+    size_in_words,
+)
 from .variables import ATMOSPHERIC, LEVELS, SURFACE
 from .writing import StoreWriter, shard_hours, unfinished
 
@@ -33,7 +43,6 @@ SOURCES: dict[str, str] = {
         "gs://weatherbench2/datasets/era5/1959-2023_01_10-full_37-1h-0p25deg-chunk-1.zarr"
     ),
 }
-TIMEOUT = 30  # seconds a scheduler has to answer
 
 
 def fetch(
@@ -109,25 +118,24 @@ def fetch(
         with progress(total, f"fetching {path.name}", unit="parts") as p:
             p.skip(total - len(parts))
             if scheduler is None:
-                results = _on_threads(copy, parts, workers or _workers(selection), p.advance)
+                _on_threads(copy, parts, workers or _workers(selection), p.advance)
             else:
-                results = _on_cluster(copy, parts, scheduler, p.advance)
-        if empty := sum(results):
-            told = f"warning: {empty} hourly fields are all NaN in {source}; see `appa data check`"
-            print(told, file=sys.stderr)
+                _on_cluster(copy, parts, scheduler, p.advance)
+        for warning in _undefined(writer, source):
+            print(warning, file=sys.stderr)
         return writer.finish()
 
 
 # ---------------------------------------------------------------- one part
 
 
-def _copy(writer: StoreWriter, selection: Selection, part: tuple[int, str]) -> int:
-    r"""Copies one variable of one block, and counts the hours that are all NaN.
+def _copy(writer: StoreWriter, selection: Selection, part: tuple[int, str]) -> None:
+    r"""Copies one variable of one block, and notes the hours that have NaN and should not.
 
     Runs in any thread or process.
     """
     i, name = part
-    empty = 0
+    undefined: dict[str, int] = {}
     ds = open_source(selection.source)
     var = ds[name]
     if "level" in var.dims:
@@ -143,22 +151,50 @@ def _copy(writer: StoreWriter, selection: Selection, part: tuple[int, str]) -> i
         values = np.empty((last - first, *tail), np.float32)
         for k in range(first, last):
             field = read(var.isel(time=int(index[k - hours.start])), selection.source)
-            values[k - first] = selection.remap(field)
-            empty += int(np.isnan(field).all())
+            values[k - first] = selection.remap(name, field)
+            points = int(np.isnan(field).sum())
+            if points == field.size or (points and not may_be_undefined(name)):
+                hour = writer.coords.time.values[k].astype("datetime64[h]")
+                undefined[str(hour)] = points
         writer.put(name, first, values)
         del values  # before the next shard takes as much
+    if undefined:  # on disk, so that a job that is killed and run again tells all
+        note = writer.directory / f"undefined-{name}-{i}.json"
+        note.write_text(json.dumps({"size": int(np.prod(var.shape[1:])), "hours": undefined}))
     writer.mark(i, [name])
-    return empty
+
+
+def _undefined(writer: StoreWriter, source: str) -> list[str]:
+    r"""What to say about NaN in the source, a line for each variable."""
+    warnings = []
+    for name in writer.variables:
+        hours: dict[str, int] = {}
+        size = 0
+        for note in writer.directory.glob(f"undefined-{name}-*.json"):
+            found = json.loads(note.read_text())
+            hours.update(found["hours"])
+            size = found["size"]
+        if not hours:
+            continue
+        when = f"in 1 hour, {min(hours)}"
+        if len(hours) > 1:
+            when = f"in {len(hours)} hours from {min(hours)} to {max(hours)}"
+        warnings.append(
+            f"warning: {name} has NaN {when}, at up to {max(hours.values())} of {size} values of "
+            f"an hour in {source}, where there should be none; so has the copy: see "
+            f"`appa data check {writer.path.name}`"
+        )
+    return warnings
 
 
 # ---------------------------------------------------------------- running
 
 
-Copy = Callable[[tuple[int, str]], int]
+Copy = Callable[[tuple[int, str]], Any]
 Parts = Sequence[tuple[int, str]]
 
 
-def _on_threads(copy: Copy, parts: Parts, workers: int, advance: Callable[[], None]) -> list[int]:
+def _on_threads(copy: Copy, parts: Parts, workers: int, advance: Callable[[], None]) -> list:
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
@@ -171,23 +207,16 @@ def _on_threads(copy: Copy, parts: Parts, workers: int, advance: Callable[[], No
         return list(dask.compute(*tasks, scheduler="threads", num_workers=workers))  # pyright: ignore
 
 
-def _on_cluster(copy: Copy, parts: Parts, address: str, advance: Callable[[], None]) -> list[int]:
-    from distributed import Client, as_completed
+def _on_cluster(copy: Copy, parts: Parts, address: str, advance: Callable[[], None]) -> list:
+    from distributed import as_completed
 
-    try:
-        client = Client(address, timeout=TIMEOUT)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise StoreError(
-            f"no Dask scheduler answers at {address} ({error}); `dask scheduler` starts one and "
-            "prints its address"
-        ) from error
-    results: list[int] = []
-    with client:
+    results = []
+    with connect(address) as client:
         waiting = iter(parts)
         threads: Any = client.nthreads()
         ahead = 2 * max(sum(threads.values()), 1)  # parts the scheduler knows of at once
         submit = partial(client.submit, copy, pure=False)
-        running = as_completed([submit(part) for part in islice(waiting, ahead)])
+        running = as_completed([submit(part) for part in islice(waiting, ahead)], loop=client.loop)
         for future in running:
             try:
                 results.append(future.result())
@@ -223,6 +252,6 @@ def _check_room(path: Path, size: float) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise StoreError(
-            f"{path} still needs {size / 1e9:,.1f} GB, and {folder} has {free / 1e9:,.1f} GB free; "
-            "choose fewer hours or levels, a coarser grid, compression, or another disk"
+            f"{path} still needs {size_in_words(size)}, and {folder} has {size_in_words(free)} "
+            "free; choose fewer hours or levels, a coarser grid, compression, or another disk"
         )

@@ -84,8 +84,8 @@ def load(var: xr.DataArray) -> np.ndarray:
             first, last = str(hours[0]), str(hours[-1])
         when = f" from {first} to {last}" if first != last else f" at {first}" if first else ""
         raise StoreError(
-            f"{var.name}{when} cannot be read ({cause(error)}); the store is damaged or out of "
-            "reach: find what is with `appa data check STORE`, and fetch or write it again"
+            f"{var.name}{when} cannot be read ({cause(error)}): the store is damaged or out of "
+            "reach; `appa data check STORE` lists all such hours: fetch or write them again"
         ) from error
 
 
@@ -141,7 +141,8 @@ def connect(address: str) -> Client:
     from dask.distributed import Client
 
     try:
-        return Client(address, timeout=TIMEOUT)
+        # As the default, one that does not answer would leave every later computation without.
+        return Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise StoreError(
             f"no Dask scheduler answers at {address!r} ({error}); `dask scheduler` starts one and "
@@ -164,7 +165,7 @@ def _distributed(
         leaves = client.map(work, list(parts), pure=False)
         total = _tree(leaves, lambda group: client.submit(merge, group, pure=False))
         with _shown(len(parts), description, unit) as p:
-            for future in as_completed(leaves):
+            for future in as_completed(leaves, loop=client.loop):
                 future.result()  # an error is raised as soon as it happens, not at the end
                 if p is not None:
                     p.advance()

@@ -6,6 +6,7 @@ named. Reading is patient: a network that fails is asked again.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,14 +16,25 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError, StoreError, nearest
-from .grids import Grid
+from .canonical import unrecognised
+from .grids import Grid, conservative
+from .netcdf import CONVENTIONS
 from .stores import open_store
 from .variables import STATIC, VARIABLES, channels
 from .writing import make_template
 
-__all__ = ["Selection", "open_source", "parse_grid", "position", "read"]
+__all__ = [
+    "Selection",
+    "may_be_undefined",
+    "open_source",
+    "parse_grid",
+    "position",
+    "read",
+    "size_in_words",
+]
 
 TRIES = 5
+UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 PAUSE = 1.0  # seconds before the second try; doubles with each
 
 
@@ -57,13 +69,25 @@ class Selection:
     times: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.surface and not self.atmospheric:
+            raise DataError(
+                f"no variable is asked for: name at least one, e.g. {next(iter(VARIABLES))}"
+            )
+        if self.atmospheric and not self.levels:
+            raise DataError(
+                f"no level is asked for, and {self.atmospheric[0]} has levels: name at least one, "
+                "e.g. 500, or only variables at the surface"
+            )
         channels(self.surface, self.atmospheric, self.levels)
         ds = open_source(self.source)
         missing = [name for name in (*self.surface, *self.atmospheric) if name not in ds]
         if missing:
+            short = {name: other for other, name in unrecognised(ds).items()}
+            hint = nearest(missing[0], _names(ds))
+            if missing[0] in short:
+                hint = f"; its {short[missing[0]]!r} may be that: rename it"
             raise DataError(
-                f"{self.source} has no {', '.join(missing)}{nearest(missing[0], _names(ds))} "
-                f"(it has {', '.join(_names(ds))})"
+                f"{self.source} has no {', '.join(missing)}{hint} (it has {', '.join(_names(ds))})"
             )
         if self.atmospheric:
             there = ds.level.values
@@ -131,11 +155,11 @@ class Selection:
             sst = ds["sea_surface_temperature"].isel(time=position(ds, self.times[:1])[0])
             sst = read(sst, self.source)
             static["land_sea_mask"] = np.isnan(sst).astype(np.float32)
-        static = {name: self.remap(value) for name, value in static.items()}
+        static = {name: self.remap(name, value) for name, value in static.items()}
         trajectory = None
         if "trajectory" in ds.coords:
             trajectory = ds.trajectory.values[position(ds, self.times)]
-        return make_template(
+        template = make_template(
             self.times,
             latitude,
             longitude,
@@ -145,15 +169,49 @@ class Selection:
             static=static,
             trajectory=trajectory,
         )
+        return template.assign_attrs(self.attrs)
+
+    @property
+    def attrs(self) -> dict[str, str]:
+        r"""CF's attributes of the copy: what it is, of what, and how it came about."""
+        from .. import __version__
+
+        # The same selection gives the same store, byte for byte: hence no date.
+        plan = {key: value for key, value in self.describe().items() if key != "grid"}
+        if self.remaps:
+            plan["grid"] = self.describe()["grid"]
+        before = open_source(self.source).attrs.get("history")
+        line = f"appa {__version__} fetch: {json.dumps(plan)}"
+        return {
+            "Conventions": CONVENTIONS,
+            "title": f"states of the atmosphere every {self.every} h, {_hour(self.times[0])} to "
+            f"{_hour(self.times[-1])}",
+            "source": self.source,
+            "history": f"{before}\n{line}" if before else line,
+        }
 
     @property
     def remaps(self) -> bool:
         r"""Whether the copy has another grid than the source."""
         return self.grid is not None and self.grid != _grid(self.source)
 
-    def remap(self, values: np.ndarray) -> np.ndarray:
-        r"""Fields of the source, with shape :math:`(*, H, W)`, on the grid of the copy."""
-        return _grid(self.source).regrid(values, self.grid) if self.remaps else values  # pyright: ignore
+    def remap(self, name: str, values: np.ndarray) -> np.ndarray:
+        r"""Fields of the source, with shape :math:`(*, H, W)`, on the grid of the copy.
+
+        A variable that may be undefined somewhere is the mean over where it is defined. In any
+        other NaN is a fault, and stays: a cell that touches one is NaN.
+        """
+        if self.grid is None or not self.remaps:
+            return values
+        source = _grid(self.source)
+        remapped = source.regrid(values, self.grid)
+        undefined = np.isnan(values)
+        if may_be_undefined(name) or not undefined.any():
+            return remapped
+        # Edges that coincide overlap by a rounding.
+        rows, columns = ((m > 1e-9).astype(np.float32) for m in conservative(source, self.grid))
+        touched = rows @ undefined.astype(np.float32) @ columns.T > 0
+        return np.where(touched, np.float32(np.nan), remapped)
 
     def describe(self) -> dict[str, Any]:
         r"""The selection as plain values."""
@@ -178,7 +236,7 @@ class Selection:
             f"fields     {n} ({len(self.surface)} at the surface, {len(self.atmospheric)} on "
             f"{len(self.levels)} levels) on {self.shape[0]}×{self.shape[1]}"
             + (", remapped conservatively" if self.remaps else ""),
-            f"on disk    {'at most ' if compression != 'none' else ''}{size / 1e9:,.2f} GB",
+            f"on disk    {'at most ' if compression != 'none' else ''}{size_in_words(size)}",
         ]
         return "\n".join(lines)
 
@@ -204,19 +262,35 @@ def position(ds: xr.Dataset, times: np.ndarray) -> np.ndarray:
 
 def read(array: xr.DataArray, source: str) -> np.ndarray:
     r"""Reads values; networks fail now and then, and answer a little later."""
-    for attempt in range(TRIES):
+    # A file on this machine reads the same every time.
+    remote = "://" in source.removeprefix("file://")
+    tries = TRIES if remote else 1
+    for attempt in range(tries):
         try:
             return array.values
         except Exception as error:  # each file system has exceptions of its own
-            if attempt + 1 == TRIES:
+            if attempt + 1 == tries:
                 where = f" at {_hour(array.time.values)}" if "time" in array.coords else ""
+                after = f" after {tries} tries" if remote else ""
+                repair = "rerun to" if remote else "copy or write the source again and rerun to"
                 raise StoreError(
-                    f"{array.name}{where} cannot be read from {source} after {TRIES} tries "
-                    f"({type(error).__name__}: {error}); what is finished is kept: rerun to "
+                    f"{array.name}{where} cannot be read from {source}{after} "
+                    f"({type(error).__name__}: {error}); what is finished is kept: {repair} "
                     "continue"
                 ) from error
             time.sleep(PAUSE * 2**attempt)
     raise AssertionError
+
+
+def may_be_undefined(name: str) -> bool:
+    r"""Whether a variable has places where it means nothing, as SST has over land."""
+    return name in VARIABLES and VARIABLES[name].missing is not None
+
+
+def size_in_words(size: float) -> str:
+    r"""A number of bytes, in the unit that suits it."""
+    unit, scale = next(((u, s) for u, s in UNITS if size >= s), UNITS[-1])
+    return f"{size / scale:,.2f} {unit}"
 
 
 def _names(ds: xr.Dataset) -> list[str]:
@@ -237,4 +311,6 @@ def _date(value: str, what: str, last: bool = False) -> np.datetime64:
 
 
 def _hour(value: Any) -> str:
-    return str(np.datetime_as_string(np.datetime64(value, "ns"), "h"))
+    r"""A time as people write it: to the hour where it is a whole one."""
+    time = str(np.datetime_as_string(np.datetime64(value, "ns"), "s"))
+    return time.removesuffix(":00").removesuffix(":00")

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import itertools
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ __all__ = ["BLOCK", "File", "Range", "Shards", "allocate", "read_ranges", "write
 
 ALIGNMENT = 4096  # bytes, a multiple of the logical block of any common disk
 BLOCK = 8 << 20  # bytes to read at once; 4 to 16 MiB measure alike
-FILES = 24  # shards of an array kept open: eleven arrays stay well below 1024 files
+FILES = 12  # shards of an array kept open: several stores of eleven stay below 1024 files
 INDEXES = 4096  # shards of an array whose index is kept
 
 
@@ -57,8 +57,7 @@ class Shards:
         self.path, self.key = path, "/".join(["c", "{}", *["0"] * (ndim - 1)])
         self.chunks, self.chunk_bytes = chunks, chunk_bytes
         self.direct = direct
-        self.index = functools.lru_cache(INDEXES)(self._index)
-        self.file = functools.lru_cache(FILES)(self._file)
+        self.indexes, self.files = Cache(INDEXES), Cache(FILES)
 
     def locate(self, chunk: int) -> tuple[int, int, int]:
         r"""The shard that holds a chunk, the chunk's offset in it, negative if it was never
@@ -66,6 +65,14 @@ class Shards:
         shard, chunk = divmod(chunk, self.chunks)
         offset, nbytes = self.index(shard)[chunk].tolist()
         return shard, offset, nbytes
+
+    def index(self, shard: int) -> np.ndarray:
+        r"""The offset and length of each chunk of a shard, with shape :math:`(n, 2)`."""
+        return self.indexes.get(shard, self._index)
+
+    def file(self, shard: int) -> File:
+        r"""The open file of a shard."""
+        return self.files.get(shard, self._file)
 
     def _file(self, shard: int) -> File:
         return File(self.path / self.key.format(shard), self.direct)
@@ -96,6 +103,30 @@ class Shards:
         return index
 
 
+class Cache:
+    r"""The last `size` things made, by their number, for several threads.
+
+    `functools.lru_cache` of a method would refer to its object, which would then keep its files
+    open until the garbage collector comes by.
+    """
+
+    def __init__(self, size: int):
+        self.size, self.lock = size, threading.Lock()
+        self.made: OrderedDict[int, Any] = OrderedDict()
+
+    def get(self, key: int, make: Callable[[int], Any]) -> Any:
+        with self.lock:
+            if key in self.made:
+                self.made.move_to_end(key)
+                return self.made[key]
+        made = make(key)  # twice, now and then, rather than one thread waiting for another
+        with self.lock:
+            self.made[key] = made
+            while len(self.made) > self.size:
+                self.made.popitem(last=False)
+        return made
+
+
 class File:
     r"""An open file, closed once nothing refers to it.
 
@@ -109,6 +140,11 @@ class File:
         try:
             self.fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise StoreError(
+                    f"cannot open {path}: this process has too many files open; raise the limit, "
+                    "e.g. with ulimit -n 8192, or keep fewer stores and loaders alive"
+                ) from error
             if not self.direct or error.errno != errno.EINVAL:
                 raise
             self.fd, self.direct = os.open(path, os.O_RDONLY), False
@@ -247,6 +283,7 @@ def allocate(nbytes: int) -> mmap.mmap:
     direct reads, a few pages in place of thousands."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
+    # Private: shared, as is the default, a forked process would read into its parent's memory.
     buffer = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without

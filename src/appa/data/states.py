@@ -232,13 +232,21 @@ class Standardizer:
 def undefined(ds: xr.Dataset) -> np.ndarray | None:
     r"""Where the SST of a store is undefined, as booleans :math:`(H, W)`.
 
-    That is where its first hour is undefined, since coasts differ between stores; half or more
-    of a cell being land in a store without SST; and `None` if it has no land mask either.
+    That is where the first hour it has data for is undefined, since coasts differ between stores;
+    half or more of a cell being land in a store without SST; and `None` if it has no land mask
+    either.
     """
     if "sea_surface_temperature" in ds:
         sst = ds["sea_surface_temperature"]
-        first = sst.isel({dim: 0 for dim in sst.dims if dim not in SPACE})
-        return np.isnan(first.transpose("latitude", "longitude").to_numpy())
+        sst = sst.isel({dim: 0 for dim in sst.dims if dim not in (*SPACE, "time")})
+        hours = sst.sizes.get("time", 1)
+        # Public copies have a time axis that begins before their data: look further, not for long.
+        tries = [*range(min(hours, 48)), *np.linspace(0, hours - 1, 32).astype(int).tolist()]
+        for hour in tries:
+            state = sst.isel(time=hour) if "time" in sst.dims else sst
+            missing = np.isnan(state.transpose("latitude", "longitude").to_numpy())
+            if not missing.all():
+                return missing
     if "land_sea_mask" in ds:
         return ds["land_sea_mask"].transpose("latitude", "longitude").to_numpy() >= 0.5
     return None

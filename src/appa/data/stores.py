@@ -7,6 +7,7 @@ why: a name that is not there, a store whose writing was interrupted, a file tha
 
 from __future__ import annotations
 
+import difflib
 import glob
 import json
 import os
@@ -18,8 +19,8 @@ from typing import Any
 
 import xarray as xr
 
-from ..errors import DataError, StoreError, UnfinishedStoreError, nearest
-from .canonical import ALIASES, canonical_chunks, canonicalize
+from ..errors import DataError, StoreError, UnfinishedStoreError
+from .canonical import ALIASES, NOTE, canonical_chunks, canonicalize, unrecognised
 from .direct import with_direct_reads
 from .variables import STATIC, VARIABLES
 from .writing import unfinished
@@ -128,16 +129,18 @@ def _open_files(files: Sequence[Path]) -> xr.Dataset:
         part = _canonical(str(file), _decode(str(file), _open_netcdf(file)))
         parts.append(part.chunk({"time": 1} if "time" in part.dims else {}))
     try:
-        return xr.combine_by_coords(
+        ds: Any = xr.combine_by_coords(
             parts,
             data_vars="minimal",
             coords="minimal",
             compat="override",
             join="exact",
             combine_attrs="drop_conflicts",
-        )  # pyright: ignore
+        )
     except ValueError as error:
         raise DataError(f"{files[0]} … {files[-1]} do not fit together: {error}") from error
+    ds.encoding[NOTE] = {old: new for part in parts for old, new in unrecognised(part).items()}
+    return ds
 
 
 def _open_netcdf(file: Path) -> xr.Dataset:
@@ -186,7 +189,10 @@ def _open_url(url: str) -> xr.Dataset:
         try:
             socket.getaddrinfo("storage.googleapis.com", 443)
         except OSError as error:
-            raise StoreError(f"{url} cannot be reached: no network ({error})") from error
+            raise StoreError(
+                f"{url} cannot be reached: no network ({error}); connect, set HTTPS_PROXY if there "
+                "is a proxy, or take a source on this machine: a path, or 'planet'"
+            ) from error
     return _open_zarr(url, storage_options=_options(url) or None)
 
 
@@ -207,12 +213,16 @@ def _scheme(url: str) -> str:
 def _decode(path: str, ds: xr.Dataset) -> xr.Dataset:
     r"""Decodes what is known of a dataset: the rest may be in any form."""
     known = {*VARIABLES, *STATIC, "trajectory", *(a for names in ALIASES.values() for a in names)}
+    strangers = unrecognised(ds)
     if any(name in VARIABLES or name in STATIC for name in ds.data_vars):
         ds = ds.drop_vars([name for name in ds.variables if name not in known])
     try:
         ds = xr.decode_cf(ds, decode_timedelta=False)
-    except (ValueError, OverflowError) as error:
-        raise StoreError(f"{path} cannot be decoded: {_cause(error)}") from error
+    except Exception as error:  # it reads times, and each codec has exceptions of its own
+        raise StoreError(
+            f"{path} cannot be decoded: {_cause(error)}; it is damaged or not CF: write it again"
+        ) from error
+    ds.encoding = {**ds.encoding, NOTE: strangers}
     return ds.set_coords([name for name in ("trajectory",) if name in ds])
 
 
@@ -235,10 +245,11 @@ def _missing(path: Path) -> str:
     stores = [name for name in names if name.endswith((".zarr", *NETCDF))] or names
     if not stores:
         return f"{path} does not exist, and {folder} is empty"
-    hint = nearest(path.name, stores)
-    if "did you mean" not in hint:
-        hint = f"; {folder} holds {_some(stores)}"
-    return f"{path} does not exist{hint}"
+    # Every store ends in .zarr: what is alike must be the rest.
+    stems = {Path(name).stem: name for name in reversed(stores)}
+    close = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6)
+    hint = f"did you mean {stems[close[0]]!r}?" if close else f"{folder} holds {_some(stores)}"
+    return f"{path} does not exist; {hint}"
 
 
 def _some(names: Any) -> str:

@@ -145,7 +145,14 @@ class WindowLoader:
         self.pin_memory = pin_memory and torch.cuda.is_available()
 
         ds = open_source(store)
-        self.times = ds["time"].values.astype("datetime64[h]")
+        times = ds["time"].values
+        self.times = times.astype("datetime64[h]")
+        if (self.times != times).any():
+            off = times[self.times != times][0].astype("datetime64[m]")
+            raise DataError(
+                f"the store has a state at {off}, off the hour; the loader takes states on whole "
+                "hours: select them, e.g. ds.sel(time=ds.time.dt.minute == 0), and give it that"
+            )
         self.starts = self._starts(ds, split)
         self.sources = sources(store, ds, standardizer, variables, levels)
         self.shape = self._shape(ds)

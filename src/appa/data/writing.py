@@ -305,6 +305,8 @@ class StoreWriter:
             raise StoreError(f"hours {start} to {stop} are not whole shards of {self.shard} hours")
         if values.shape[1:] != shape:
             raise DataError(f"{name} has shape {values.shape[1:]}, not {shape}")
+        if not (self.path_partial / name).is_dir():
+            raise StoreError(f"{self.path_partial} is gone: its job has ended, or it was moved")
         array = None if self.compression == "none" else self._array(name)
         try:
             # One shard at a time, since Zarr holds a second copy of what it encodes.

@@ -100,3 +100,13 @@ def test_the_stated_packing_error_of_the_excerpt():
 
 def test_the_bundle_fits_in_its_share_of_the_repository():
     assert planet._bundled("planet.zarr.zip").stat().st_size <= 12e6
+
+
+def test_what_a_caller_changes_stays_theirs():
+    ds = open_store("planet")
+    hour = ds["2m_temperature"].isel(time=1)
+    celsius = hour.values
+    celsius -= 273.15
+    assert float(ds["2m_temperature"].isel(time=1).mean()) > 250
+    planet.climatology()["2m_temperature"][:] = 0
+    assert float(planet.climatology()["2m_temperature"].max()) > 250

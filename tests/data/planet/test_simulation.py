@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from appa.data.planet.simulation import GRID, Circulation, Plan, simulate
+from appa.data.planet.circulation import GRID, Circulation
+from appa.data.planet.simulation import Plan, simulate
 from appa.data.stores import open_store
 from appa.errors import DataError, UnfinishedStoreError
 
@@ -34,7 +35,7 @@ def test_no_two_years_share_a_trajectory():
     test = Plan(members=1, first_year=2021).seeds()
     other = Plan(members=1, first_year=2021, seed=1).seeds()
     assert len({*train, *test, *other}) == 101
-    # A member is the same whatever it is simulated with.
+    # A member starts the same whatever it is simulated with.
     assert Plan(members=2, first_year=1950).seeds()[1] == Plan(first_year=1951).seeds()[0]
 
 

@@ -35,9 +35,13 @@ def statistics() -> xr.Dataset:
     return load(_bundled("planet-statistics.nc"))
 
 
-@cache
 def climatology() -> xr.Dataset:
     r"""The training simulation's climatology, for :func:`appa.data.climatology.evaluate`."""
+    return _climatology().copy(deep=True)
+
+
+@cache
+def _climatology() -> xr.Dataset:
     from .packing import unpack
 
     return unpack(_bundled("planet-climatology.zarr.zip")).load()

@@ -140,7 +140,7 @@ class Packed(BackendArray):
         )
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-        return self.values[key]
+        return np.array(self.values[key])  # a copy: what a caller does to it stays theirs
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -151,6 +151,7 @@ class Packed(BackendArray):
             undefined = np.broadcast_to(undefined[:1], multiples.shape)
         values = (multiples * self.step).astype(np.float32)
         values[undefined] = np.nan
+        values.flags.writeable = False
         return values
 
 
