@@ -166,3 +166,17 @@ def test_errors_are_one_message(store):
     assert result.stderr.splitlines()[-1].startswith("error: a record of 48 hours over 1.958 days")
     assert "Traceback" not in result.stderr
     assert not (store / "never.nc").exists()
+
+
+def test_a_scheduler_that_cannot_be(store):
+    r"""One message, at once: nothing of the failed connection is left to complain or wait for."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from appa.cli import main; main()", "data", "check",
+         str(store / "clean.zarr"), "--scheduler", "nope"],
+        capture_output=True,
+        text=True,
+        timeout=50,  # less than the minute a forgotten client waits
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: no Dask scheduler answers at 'nope'")
+    assert "Traceback" not in result.stderr

@@ -346,3 +346,30 @@ def test_no_network(monkeypatch) -> None:
     monkeypatch.setattr("socket.getaddrinfo", nowhere)
     with pytest.raises(StoreError, match=r"no network .*HTTPS_PROXY.*or 'planet'"):
         open_store("gs://bucket/era5.zarr")
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_units_that_are_told_are_converted(tmp_path, lazy):
+    told = {
+        "mean_sea_level_pressure": ("hPa", lambda x: x / 100),
+        "2m_temperature": ("degC", lambda x: x - 273.15),
+        "total_precipitation": ("mm", lambda x: x * 1000),
+    }
+    ds = open_store("planet").isel(time=slice(0, 2)).load()
+    other = ds.copy(deep=True)
+    for name, (units, turn) in told.items():
+        other[name] = turn(ds[name]).assign_attrs(units=units)
+    other = other.assign_coords(level=("level", ds["level"].values * 100.0, {"units": "Pa"}))
+    if lazy:
+        other.to_netcdf(tmp_path / "a.nc")
+    got = open_store(tmp_path / "a.nc" if lazy else other)
+    for name in told:
+        assert got[name].attrs["units"] == ds[name].attrs["units"]
+        np.testing.assert_allclose(got[name].values, ds[name].values, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(got["level"], ds["level"])
+
+
+def test_low_pressures_in_pascals_are_told_by_their_units():
+    ds = open_store("planet").isel(time=[0], level=[0, 1]).load()
+    pascals = ds.assign_coords(level=("level", [1000.0, 2000.0], {"units": "Pa"}))
+    np.testing.assert_array_equal(open_store(pascals)["level"], [10, 20])

@@ -19,7 +19,7 @@ from xarray.core import indexing
 
 from ..errors import DataError
 from .layout import COORDINATES
-from .variables import STATIC, VARIABLES
+from .variables import SPELLINGS, STATIC, VARIABLES, conversion
 
 __all__ = ["ALIASES", "DIMENSIONS", "canonical_chunks", "canonicalize", "unrecognised"]
 
@@ -47,8 +47,14 @@ class Rearranged(BackendArray):
     xarray's own lazy transposition turns into pointwise indexing, which Zarr is slow at.
     """
 
-    def __init__(self, source: xr.Variable, dims: tuple[str, ...], orders: Mapping[str, Order]):
-        self.source, self.dims, self.orders = source, dims, dict(orders)
+    def __init__(
+        self,
+        source: xr.Variable,
+        dims: tuple[str, ...],
+        orders: Mapping[str, Order],
+        units: tuple[float, float] = (1.0, 0.0),
+    ):
+        self.source, self.dims, self.orders, self.units = source, dims, dict(orders), units
         self.shape = tuple(source.sizes.get(dim, 1) for dim in dims)
         self.dtype = np.dtype(np.float32)
 
@@ -77,6 +83,8 @@ class Rearranged(BackendArray):
             if dim not in read:
                 values = np.expand_dims(values, axis)
             values = values[(slice(None),) * axis + (then,)]
+        if self.units != (1.0, 0.0):
+            values = values * self.units[0] + self.units[1]
         return np.ascontiguousarray(values, dtype=self.dtype)
 
 
@@ -123,7 +131,10 @@ def canonicalize(ds: xr.Dataset) -> xr.Dataset:
     used = {dim for name in known for dim in _dimensions(name)}
     for dim, read in (("level", _level), ("latitude", _latitude), ("longitude", _longitude)):
         if dim in used:
-            values, orders[dim] = read(_values(ds, dim))
+            values = _values(ds, dim)
+            if dim == "level":
+                values = _hectopascals(values, ds[dim].attrs.get("units"))
+            values, orders[dim] = read(values)
             coords[dim] = (dim, values, COORDINATES[dim])
     if "time" in used:
         coords["time"] = ("time", _time(_values(ds, "time")), COORDINATES["time"])
@@ -244,10 +255,17 @@ def _time(values: np.ndarray) -> np.ndarray:
     return values.astype("datetime64[ns]")
 
 
+def _hectopascals(values: np.ndarray, units: Any) -> np.ndarray:
+    r"""Levels in hPa, by their units, or where they have none by what can be."""
+    told = str(units or "").strip().lower()
+    pascals = told in ("pa", "pascal", "pascals")
+    if not told or told not in (*SPELLINGS["hPa"], "pa", "pascal", "pascals"):
+        pascals = bool(values.max() > 2000)  # no pressure on this planet in hPa
+    return values / 100 if pascals else values
+
+
 def _level(values: np.ndarray) -> tuple[np.ndarray, Order]:
     values = values.astype(np.float64)
-    if values.max() > 2000:  # no pressure on this planet in hPa
-        values = values / 100
     levels = np.rint(values).astype(np.int64)
     if (np.abs(values - levels) > 1e-3).any() or levels.min() < 1:
         raise DataError(f"level must be whole hPa; found {_list(values)}: select those that are")
@@ -314,11 +332,14 @@ def _rearrange(ds: xr.Dataset, name: str, orders: Mapping[str, Order]) -> xr.Var
 
     dims = (("member",) if "member" in var.dims else ()) + expected
     moved = {dim: order for dim in dims if (order := orders.get(dim)) is not None}
-    if dims == var.dims and not moved and var.dtype == np.float32:
+    units = conversion(name, ds[name].attrs.get("units"))
+    if dims == var.dims and not moved and var.dtype == np.float32 and units == (1.0, 0.0):
         return var.copy(deep=False)
     if isinstance(var._data, indexing.ExplicitlyIndexed):
-        return xr.Variable(dims, indexing.LazilyIndexedArray(Rearranged(var, dims, moved)))
+        return xr.Variable(dims, indexing.LazilyIndexedArray(Rearranged(var, dims, moved, units)))
     var = var.isel({dim: order for dim, order in moved.items() if dim in var.dims})
+    if units != (1.0, 0.0):
+        var = var * units[0] + units[1]
     return (
         var.set_dims([*(d for d in dims if d not in var.dims), *var.dims])
         .transpose(*dims)

@@ -71,8 +71,9 @@ def check(
     Arguments:
         ds: A canonical dataset.
         climatology: The climatology of this atmosphere, against which flipped fields are found
-            with certainty, from :func:`appa.data.climatology.fit`. By default the bundled
-            planet's, of which only fields are used that look alike on Earth.
+            best, from :func:`appa.data.climatology.fit`. By default the bundled planet's, of
+            which only fields are used that look alike on Earth. A field without a pattern of its
+            own (meridional wind, precipitation) that is flipped in the whole store is not found.
         hourly: Hours between states.
         expect: A configuration whose variables, levels and grid the store is to have.
         scheduler: A Dask client or scheduler address; by default, threads of this process.

@@ -144,10 +144,12 @@ def connect(address: str) -> Client:
         # As the default, one that does not answer would leave every later computation without.
         return Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise StoreError(
-            f"no Dask scheduler answers at {address!r} ({error}); `dask scheduler` starts one and "
-            "prints its address, such as tcp://host:8786"
-        ) from error
+        reason = str(error)
+    # Raised from the error, it would keep the half-made client until exit, which waits a minute.
+    raise StoreError(
+        f"no Dask scheduler answers at {address!r} ({reason}); `dask scheduler` starts one and "
+        "prints its address, such as tcp://host:8786"
+    )
 
 
 def _distributed(

@@ -80,6 +80,11 @@ class Selection:
             )
         channels(self.surface, self.atmospheric, self.levels)
         ds = open_source(self.source)
+        if "member" in ds.dims:
+            raise DataError(
+                f"{self.source} has {ds.sizes['member']} members, and a store for training has "
+                "none: write one of them to a store of its own, e.g. ds.isel(member=0)"
+            )
         missing = [name for name in (*self.surface, *self.atmospheric) if name not in ds]
         if missing:
             short = {name: other for other, name in unrecognised(ds).items()}

@@ -101,12 +101,18 @@ def check_times(times: np.ndarray, trajectory: np.ndarray, hourly: int = 1) -> l
     spans = [np.concatenate(spans)] if len(spans) > SEVERAL else spans
     for span in spans:
         text = "not in the store" if len(spans) > 1 or len(gaps) == 1 else f"{len(gaps)} gaps"
-        found = _finding("missing hours", span, text, "fetch them; no window crosses a gap")
+        found = _finding("missing hours", span, text, "fetch them; no window crosses a gap", step)
         findings.append(found)
     return findings
 
 
-def _finding(kind: str, when: np.ndarray, found: str, advice: str) -> Finding:
+def _finding(
+    kind: str,
+    when: np.ndarray,
+    found: str,
+    advice: str,
+    step: np.timedelta64 = np.timedelta64(1, "h"),  # noqa: B008
+) -> Finding:
     order = np.sort(when)
-    spells = 1 + int(np.count_nonzero(np.diff(order) > np.timedelta64(1, "h")))
+    spells = 1 + int(np.count_nonzero(np.diff(order) > step))
     return Finding(kind, "", "", order[0], order[-1], len(order), spells, found, advice)

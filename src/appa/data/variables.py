@@ -23,6 +23,7 @@ __all__ = [
     "Channel",
     "Variable",
     "channels",
+    "conversion",
     "plausible",
     "plausible_mean",
     "standard_height",
@@ -157,6 +158,33 @@ class Channel:
     def __post_init__(self) -> None:
         short = VARIABLES[self.variable].short
         object.__setattr__(self, "name", short if self.level is None else f"{short}{self.level}")
+
+
+# Other ways of writing the units a field is found in.
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "hPa": ("hpa", "mb", "mbar", "millibar", "millibars", "hectopascal"),
+    "°C": ("°c", "c", "degc", "deg_c", "celsius", "degree_celsius", "degrees_celsius"),
+    "mm": ("mm", "millimeter", "millimetre", "millimeters", "millimetres"),
+    "g kg-1": ("g kg-1", "g/kg", "g kg**-1", "g kg^-1"),
+    "m (geopotential height)": ("m", "gpm", "geopotential meter", "meter", "metre", "meters"),
+}
+
+
+def conversion(name: str, units: str | None) -> tuple[float, float]:
+    r"""What turns a field's values, in the units their attribute tells, into its own units.
+
+    Returns:
+        Scale and offset: :math:`(1, 0)` for its own units, and for those not known to be others.
+
+    Example:
+        >>> conversion("mean_sea_level_pressure", "hPa")
+        (100.0, 0.0)
+    """
+    told = " ".join(str(units or "").lower().split())
+    for other, scale, offset in VARIABLES[name].mistaken if name in VARIABLES else ():
+        if told in SPELLINGS[other]:
+            return scale, offset
+    return 1.0, 0.0
 
 
 def variable(name: str) -> Variable:
