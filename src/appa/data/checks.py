@@ -179,9 +179,9 @@ def _reference(
 
 
 def _land(ds: xr.Dataset) -> np.ndarray | None:
-    r"""Where SST is undefined in most of a few hours, with shape :math:`(H, W)`."""
+    r"""Where SST is undefined in most of some hours, with shape :math:`(H, W)`."""
     sst = ds[SST].transpose("time", *SPACE[1:])
-    hours = np.unique(np.linspace(0, ds.sizes["time"] - 1, 5).astype(int))
+    hours = np.unique(np.linspace(0, ds.sizes["time"] - 1, 25).astype(int))
     undefined = []
     for t in hours:
         with contextlib.suppress(StoreError):  # a damaged hour is found when all are read

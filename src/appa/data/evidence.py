@@ -270,6 +270,10 @@ class Scan:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    r"""Whether fields :math:`(*, h, w)` are identical, and defined somewhere."""
+    r"""Whether fields :math:`(*, h, w)` are identical, and not one value everywhere: a region may
+    stay dry for days."""
     equal = (a == b) | (np.isnan(a) & np.isnan(b))
-    return equal.all((-2, -1)) & np.isfinite(a).any((-2, -1))
+    with np.errstate(invalid="ignore"):
+        low = np.min(a, axis=(-2, -1), initial=np.inf, where=np.isfinite(a))
+        high = np.max(a, axis=(-2, -1), initial=-np.inf, where=np.isfinite(a))
+    return equal.all((-2, -1)) & (low < high)

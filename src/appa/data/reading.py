@@ -27,6 +27,7 @@ import xarray as xr
 from ..errors import StoreError
 from . import shards
 from .shards import Range, Shards, read_ranges
+from .variables import conversion
 
 __all__ = [
     "CompressedArray",
@@ -199,7 +200,7 @@ class ShardedArray:
     ) -> None:
         r"""Reads a piece of the window that starts at hour `start` into `out`, with shape
         :math:`(h_1 - h_0, c_1 - c_0, N)`, standardized."""
-        read_together(start, [(self, piece, out, moments)])
+        read_together([(self, start, piece, out, moments)])
 
 
 class CompressedArray(ShardedArray):
@@ -236,19 +237,18 @@ class CompressedArray(ShardedArray):
 
 
 def read_together(
-    start: int, parts: Sequence[tuple[ShardedArray, Piece, np.ndarray, Moments | None]]
+    parts: Sequence[tuple[ShardedArray, int, Piece, np.ndarray, Moments | None]],
 ) -> None:
     r"""Reads pieces of several arrays at once, see :meth:`ShardedArray.read`.
 
     Arguments:
-        start: The first hour of the window.
-        parts: Arrays, the piece to read of each, where it goes, and what standardizes it.
+        parts: Arrays, the first hour of a window, the piece to read of it, where that goes, and
+            what standardizes it.
     """
-    runs = [(part, run) for part in parts for run in part[0].runs(start, part[1])]
-    stored = [run.range for _, run in runs if run.range is not None]
-    data, places = read_ranges(stored)
+    runs = [(part, run) for part in parts for run in part[0].runs(part[1], part[2])]
+    data, places = read_ranges([run.range for _, run in runs if run.range is not None])
     following = iter(places)
-    for (array, _, out, moments), run in runs:
+    for (array, _, _, out, moments), run in runs:
         if run.range is not None:
             array.put(run, data, next(following), out, moments)
         else:
@@ -279,6 +279,7 @@ def open_array(path: str | Path, channels: Sequence[int] | None = None) -> Shard
             and metadata["chunk_key_encoding"] == KEYS
             and not metadata.get("storage_transformers")
             and PACKED.isdisjoint(metadata["attributes"])
+            and conversion(path.name, metadata["attributes"].get("units")) == (1.0, 0.0)
             and metadata["attributes"].get("_FillValue", NAN) == NAN
             and codec["name"] == "sharding_indexed"
             and sharding["chunk_shape"] == [1, *shape[1:]]

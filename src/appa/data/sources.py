@@ -20,7 +20,7 @@ from .states import Standardizer, undefined
 from .stores import open_store
 from .variables import ATMOSPHERIC, SURFACE, VARIABLES, variable
 
-__all__ = ["Source", "Stack", "open_source", "sources"]
+__all__ = ["Source", "Task", "open_source", "sources"]
 
 LATENTS = "latents"
 
@@ -64,24 +64,6 @@ class Source:
         self.scale = np.reciprocal(std.reshape(-1, 1))  # multiplying takes a quarter of the time
         self.sea = None if sea is None else sea.ravel()
 
-    def pieces(self, hours: int) -> list[Piece]:
-        r"""How a window of so many hours is read."""
-        return self.array.pieces(hours)
-
-    def read(self, start: int, piece: Piece, window: np.ndarray) -> None:
-        r"""Reads a piece of the window that starts at hour `start`.
-
-        Arguments:
-            start: The first hour of the window.
-            piece: The hours of the window and the channels of the array to read.
-            window: The window, with shape :math:`(W, C, N)`.
-        """
-        out = self.target(piece, window)
-        self.array.read(start, piece, out, self.moments(piece))
-        if self.mean is not None:
-            self.define(out)
-            self.check(start, piece, window)
-
     def target(self, piece: Piece, window: np.ndarray) -> np.ndarray:
         r"""Where in a window a piece goes."""
         h0, h1, c0, c1 = piece
@@ -116,53 +98,57 @@ class Source:
         )
 
 
-class Stack:
-    r"""All arrays of a state at once, for small states: reads at once, and larger operations.
+class Task:
+    r"""Pieces of the windows of a batch that are read at once.
 
     Arguments:
-        sources: The arrays.
-        hours: The number of hours in a window.
+        items: Positions in the batch, and what to read there of which array.
+        whole: Whether the items make whole windows. These are small, and scaled at once.
     """
 
-    def __init__(self, sources: Sequence[Source], hours: int):
-        self.parts = []
-        for source in sources:
-            for piece in source.pieces(hours):
-                moments = source.moments(piece)
-                if moments is not None:
-                    moments = Moments(moments.mean, None)  # all are scaled together
-                self.parts.append((source, piece, moments))
-        self.channels = sum(source.array.channels for source in sources)
-        scales = [source.scale for source in sources if source.scale is not None]
-        self.scale = np.concatenate(scales) if scales else None
+    def __init__(self, items: Sequence[tuple[int, Source, Piece]], whole: bool = False):
+        self.items, self.whole = items, whole
+        self.standardized = items[0][1].mean is not None
+        scales = {source.offset: source.scale for _, source, _ in items}
+        ordered = [scales[offset] for offset in sorted(scales)]
+        self.scale = np.concatenate([scale for scale in ordered if scale is not None] or [[]])
 
-    def pieces(self, hours: int) -> list[Piece]:
-        r"""How a window of so many hours is read: whole."""
-        return [Piece(0, hours, 0, self.channels)]
+    def read(self, starts: Sequence[int], windows: np.ndarray) -> None:
+        r"""Reads the pieces.
 
-    def read(self, start: int, piece: Piece, window: np.ndarray) -> None:
-        r"""Reads the window that starts at hour `start`, see :meth:`Source.read`."""
+        Arguments:
+            starts: The first hour of each window of the batch.
+            windows: The windows, with shape :math:`(B, W, C, N)`.
+        """
+        items = [(b, source, piece) for b, source, piece in self.items if b < len(starts)]
         together = []
-        for source, part, moments in self.parts:
-            out = source.target(part, window)
+        for b, source, piece in items:
+            out, moments = source.target(piece, windows[b]), source.moments(piece)
+            if moments is not None and self.whole:
+                moments = Moments(moments.mean, None)
             if isinstance(source.array, ShardedArray):
-                together.append((source.array, part, out, moments))
+                together.append((source.array, starts[b], piece, out, moments))
             else:
-                source.array.read(start, part, out, moments)
-        read_together(start, together)
-        if self.scale is not None:
-            for source, part, _ in self.parts:
-                if source.missing:
-                    source.define(source.target(part, window))
-            np.multiply(window, self.scale, out=window)
-            if not finite(window):
-                for source, part, _ in self.parts:
-                    source.check(start, part, window)
+                source.array.read(starts[b], piece, out, moments)
+        read_together(together)
+        if not self.standardized:
+            return
+
+        for b, source, piece in items:
+            if source.missing:
+                source.define(source.target(piece, windows[b]))
+        clean = self.whole
+        if self.whole:
+            for b in dict.fromkeys(b for b, _, _ in items):
+                np.multiply(windows[b], self.scale, out=windows[b])
+                clean = clean and finite(windows[b])
+        if not clean:
+            for b, source, piece in items:
+                source.check(starts[b], piece, windows[b])
 
 
 def finite(x: np.ndarray) -> bool:
-    r"""Whether nothing is NaN or infinite; takes no mask in memory."""
-    return bool(x.max() < np.inf and x.min() > -np.inf)  # both are false of NaN
+    return bool(x.max() < np.inf)  # false of NaN, and needs no mask in memory
 
 
 def open_source(store: Any) -> xr.Dataset:

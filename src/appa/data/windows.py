@@ -33,15 +33,13 @@ from torch import Tensor
 
 from ..errors import AppaError, DataError, StoreError
 from . import shards
-from .reading import Piece, ShardedArray
-from .sources import Source, Stack, open_source, sources
+from .reading import ShardedArray
+from .sources import Task, open_source, sources
 from .states import Standardizer
 
 __all__ = ["WindowLoader", "runs"]
 
 HOUR = np.timedelta64(1, "h")
-
-Plan = list[list[tuple[int, Source | Stack, Piece]]]
 
 
 def runs(times: np.ndarray, trajectory: np.ndarray | None = None) -> np.ndarray:
@@ -212,21 +210,23 @@ class WindowLoader:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return 4 * hours * int(np.prod(self.shape)) > memory / 2
 
-    def _plan(self) -> Plan:
-        r"""The work of a batch, in tasks of a few MiB: large pieces are tasks, small ones share."""
+    def _plan(self) -> list[Task]:
+        r"""The work of a batch, in tasks of a few MiB: whole windows where they are small."""
         cells = int(np.prod(self.shape[1:]))
-        small = 4 * self.window * self.shape[0] * cells <= shards.BLOCK
-        parts = [Stack(self.sources, self.window)] if small else self.sources
-        pieces = [(part, piece) for part in parts for piece in part.pieces(self.window)]
+        n = shards.BLOCK // (4 * self.window * self.shape[0] * cells)
+        pieces = [(s, piece) for s in self.sources for piece in s.array.pieces(self.window)]
+        if n > 0:
+            groups = [range(self.batch_size)[b : b + n] for b in range(0, self.batch_size, n)]
+            return [Task([(b, *p) for b in group for p in pieces], whole=True) for group in groups]
         tasks, room = [], 0
-        for b, (part, piece) in itertools.product(range(self.batch_size), pieces):
+        for b, (source, piece) in itertools.product(range(self.batch_size), pieces):
             nbytes = 4 * (piece.h1 - piece.h0) * (piece.c1 - piece.c0) * cells
             if nbytes > room:
                 tasks.append([])
                 room = shards.BLOCK
-            tasks[-1].append((b, part, piece))
+            tasks[-1].append((b, source, piece))
             room -= nbytes
-        return tasks
+        return [Task(items) for items in tasks]
 
     # In which order
 
@@ -366,7 +366,7 @@ class Batch:
     def __init__(
         self,
         starts: np.ndarray,
-        plan: Plan,
+        plan: Sequence[Task],
         memory: Memory,
         executor: ThreadPoolExecutor,
     ):
@@ -383,12 +383,9 @@ class Batch:
                 self.buffer = self.memory.take()
             return self.buffer[: len(self.starts)]
 
-    def read(self, task: list[tuple[int, Source | Stack, Piece]]) -> None:
+    def read(self, task: Task) -> None:
         tensor = self.tensor
-        windows = tensor.numpy().reshape(*tensor.shape[:3], -1)
-        for b, part, piece in task:
-            if b < len(self.starts):
-                part.read(int(self.starts[b]), piece, windows[b])
+        task.read(self.starts.tolist(), tensor.numpy().reshape(*tensor.shape[:3], -1))
 
     def wait(self) -> None:
         try:
