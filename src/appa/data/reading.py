@@ -63,11 +63,11 @@ class Run(NamedTuple):
 
 
 class Moments(NamedTuple):
-    r"""What to subtract from the channels of a piece, and what to multiply them with if anything,
-    both with shape :math:`(c, 1)`."""
+    r"""What to subtract from the channels of a piece, and what to multiply them with, both with
+    shape :math:`(c, 1)`."""
 
     mean: np.ndarray
-    scale: np.ndarray | None
+    scale: np.ndarray
 
 
 def put(x: np.ndarray, out: np.ndarray, moments: Moments | None, own: bool = True) -> None:
@@ -82,11 +82,10 @@ def put(x: np.ndarray, out: np.ndarray, moments: Moments | None, own: bool = Tru
     if moments is None:
         if x is not out:
             np.copyto(out, x, casting="same_kind")
-    elif moments.scale is None:
-        np.subtract(x, moments.mean, out=out, casting="same_kind")
     else:
         place = x if own and x.dtype == out.dtype else None
-        np.multiply(np.subtract(x, moments.mean, out=place), moments.scale, out=out)
+        centred = np.subtract(x, moments.mean, out=place, dtype=np.float32, casting="same_kind")
+        np.multiply(centred, moments.scale, out=out)
 
 
 class LazyArray:

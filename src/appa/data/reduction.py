@@ -139,17 +139,19 @@ def reduce_blocks(
 def connect(address: str) -> Client:
     r"""A client of the Dask scheduler at an address, such as `"tcp://host:8786"`."""
     from dask.distributed import Client
+    from distributed.comm import get_address_host_port
 
     try:
+        # A client of no address fails too, but then waits a minute for itself on exit.
+        if not address.startswith("inproc://"):
+            get_address_host_port(address)
         # As the default, one that does not answer would leave every later computation without.
         return Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        reason = str(error)
-    # Raised from the error, it would keep the half-made client until exit, which waits a minute.
-    raise StoreError(
-        f"no Dask scheduler answers at {address!r} ({reason}); `dask scheduler` starts one and "
-        "prints its address, such as tcp://host:8786"
-    )
+        raise StoreError(
+            f"no Dask scheduler answers at {address!r} ({error}); `dask scheduler` starts one and "
+            "prints its address, such as tcp://host:8786"
+        ) from error
 
 
 def _distributed(

@@ -77,16 +77,16 @@ class Source:
 
     def define(self, out: np.ndarray) -> None:
         r"""Sets undefined SST to the mean, which is 0 by now."""
-        if self.missing:
+        if self.missing and self.mean is not None:
             undefined = np.isnan(out)
             if self.sea is not None:
                 undefined &= ~self.sea
             np.copyto(out, 0, where=undefined)
 
     def check(self, start: int, piece: Piece, window: np.ndarray) -> None:
-        r"""Raises where a piece is not finite."""
+        r"""Raises where what was standardized is undefined."""
         out = self.target(piece, window)
-        if finite(out):
+        if self.mean is None or finite(out):
             return
         bad = ~np.isfinite(out)
         h, c = np.argwhere(bad.any(axis=2))[0]
@@ -103,15 +103,11 @@ class Task:
 
     Arguments:
         items: Positions in the batch, and what to read there of which array.
-        whole: Whether the items make whole windows. These are small, and scaled at once.
+        whole: Whether the items make whole windows, which are then checked at once.
     """
 
     def __init__(self, items: Sequence[tuple[int, Source, Piece]], whole: bool = False):
         self.items, self.whole = items, whole
-        self.standardized = items[0][1].mean is not None
-        scales = {source.offset: source.scale for _, source, _ in items}
-        ordered = [scales[offset] for offset in sorted(scales)]
-        self.scale = np.concatenate([scale for scale in ordered if scale is not None] or [[]])
 
     def read(self, starts: Sequence[int], windows: np.ndarray) -> None:
         r"""Reads the pieces.
@@ -124,31 +120,23 @@ class Task:
         together = []
         for b, source, piece in items:
             out, moments = source.target(piece, windows[b]), source.moments(piece)
-            if moments is not None and self.whole:
-                moments = Moments(moments.mean, None)
             if isinstance(source.array, ShardedArray):
                 together.append((source.array, starts[b], piece, out, moments))
             else:
                 source.array.read(starts[b], piece, out, moments)
         read_together(together)
-        if not self.standardized:
-            return
 
         for b, source, piece in items:
-            if source.missing:
-                source.define(source.target(piece, windows[b]))
-        clean = self.whole
+            source.define(source.target(piece, windows[b]))
         if self.whole:
-            for b in dict.fromkeys(b for b, _, _ in items):
-                np.multiply(windows[b], self.scale, out=windows[b])
-                clean = clean and finite(windows[b])
-        if not clean:
-            for b, source, piece in items:
-                source.check(starts[b], piece, windows[b])
+            clean = {b for b in {b for b, _, _ in items} if finite(windows[b])}
+            items = [item for item in items if item[0] not in clean]
+        for b, source, piece in items:
+            source.check(starts[b], piece, windows[b])
 
 
 def finite(x: np.ndarray) -> bool:
-    return bool(x.max() < np.inf)  # false of NaN, and needs no mask in memory
+    return bool(x.max() < np.inf)  # false of NaN; one pass, and no mask in memory
 
 
 def open_source(store: Any) -> xr.Dataset:
