@@ -139,7 +139,7 @@ def reduce_blocks(
 def connect(address: str) -> Client:
     r"""A client of the Dask scheduler at an address, such as `"tcp://host:8786"`."""
     from dask.distributed import Client
-    from distributed.comm import get_address_host_port
+    from distributed.comm.addressing import get_address_host_port
 
     try:
         # A client of no address fails too, but then waits a minute for itself on exit.
