@@ -42,7 +42,13 @@ def test_interrupted(arguments, told, tmp_path):
     os.mkfifo(pipe)
     command = [*APPA, *(a.format(pipe) for a in arguments)]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background ignore Ctrl-C, and what they start would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end, deadline = None, time.monotonic() + 60
     try:
