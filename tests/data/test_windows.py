@@ -18,6 +18,7 @@ import zarr
 from appa.data import shards
 from appa.data.reading import CompressedArray, LazyArray, ShardedArray
 from appa.data.shards import File, Range, read_ranges
+from appa.data.sources import finite
 from appa.data.states import Standardizer
 from appa.data.windows import WindowLoader, runs
 from appa.data.writing import StoreWriter, make_template
@@ -575,3 +576,11 @@ def test_states_off_the_hour_are_refused():
     )
     with pytest.raises(DataError, match="2021-01-01T00:30, off the hour"):
         WindowLoader(ds, 2, 1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen(value):
+    x = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
+    assert finite(x)
+    x[1, 2, 3] = value
+    assert not finite(x)

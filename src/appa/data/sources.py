@@ -77,16 +77,16 @@ class Source:
 
     def define(self, out: np.ndarray) -> None:
         r"""Sets undefined SST to the mean, which is 0 by now."""
-        if self.missing and self.mean is not None:
+        if self.missing:
             undefined = np.isnan(out)
             if self.sea is not None:
                 undefined &= ~self.sea
             np.copyto(out, 0, where=undefined)
 
     def check(self, start: int, piece: Piece, window: np.ndarray) -> None:
-        r"""Raises where what was standardized is undefined."""
+        r"""Raises where a piece is undefined."""
         out = self.target(piece, window)
-        if self.mean is None or finite(out):
+        if finite(out):
             return
         bad = ~np.isfinite(out)
         h, c = np.argwhere(bad.any(axis=2))[0]
@@ -125,6 +125,8 @@ class Task:
             else:
                 source.array.read(starts[b], piece, out, moments)
         read_together(together)
+        if any(source.mean is None for _, source, _ in items):
+            return  # as stored
 
         for b, source, piece in items:
             source.define(source.target(piece, windows[b]))
@@ -136,7 +138,9 @@ class Task:
 
 
 def finite(x: np.ndarray) -> bool:
-    return bool(x.max() < np.inf)  # false of NaN; one pass, and no mask in memory
+    r"""Whether standardized values are, in one pass and without a mask in memory."""
+    with np.errstate(invalid="ignore"):
+        return bool(np.isfinite(x.sum()))  # NaN and infinities of either sign survive a sum
 
 
 def open_source(store: Any) -> xr.Dataset:
