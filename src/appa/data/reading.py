@@ -17,7 +17,7 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +35,14 @@ __all__ = [
     "Moments",
     "Piece",
     "ShardedArray",
+    "finite",
     "open_array",
     "read_together",
 ]
 
 PACKED = {"scale_factor", "add_offset", "missing_value"}  # attributes that change values
 NAN = "AAAAAAAA+H8="  # how xarray writes NaN into attributes
+CACHED = 1 << 18  # values; three passes over them, 1 MiB, take a quarter less time than over 8 MiB
 KEYS = {"name": "default", "configuration": {"separator": "/"}}
 
 
@@ -63,29 +65,60 @@ class Run(NamedTuple):
 
 
 class Moments(NamedTuple):
-    r"""What to subtract from the channels of a piece, and what to multiply them with, both with
-    shape :math:`(c, 1)`."""
+    r"""What standardizes a piece.
+
+    Arguments:
+        mean: What to subtract from each channel, with shape :math:`(c, 1)`.
+        scale: What to multiply each channel with, with shape :math:`(c, 1)`.
+        undefined: Where NaN is the mean, with shape :math:`(N)`, or nowhere.
+    """
 
     mean: np.ndarray
     scale: np.ndarray
+    undefined: np.ndarray | None = None
 
 
-def put(x: np.ndarray, out: np.ndarray, moments: Moments | None, own: bool = True) -> None:
-    r"""Puts values in their place, standardized on the way.
+def put(x: np.ndarray, out: np.ndarray, moments: Moments | None, check: bool = False) -> bool:
+    r"""Puts values in their place, standardized.
 
     Arguments:
         x: The values, with shape :math:`(h, c, N)`.
         out: Their place, with the same shape.
-        moments: What standardizes them, if anything.
-        own: Whether `x` may be overwritten. It is in cache, unlike `out`.
+        moments: What standardizes them. If :py:`None`, they are copied as they are.
+        check: Whether to look for values that are still undefined.
+
+    Returns:
+        False if there are any.
     """
     if moments is None:
         if x is not out:
             np.copyto(out, x, casting="same_kind")
-    else:
-        place = x if own and x.dtype == out.dtype else None
-        centred = np.subtract(x, moments.mean, out=place, dtype=np.float32, casting="same_kind")
-        np.multiply(centred, moments.scale, out=out)
+        return True
+
+    defined = True
+    for h, c, n in cut(x.shape):
+        y = out[h, c, n]
+        np.subtract(x[h, c, n], moments.mean[c], out=y, casting="same_kind")
+        np.multiply(y, moments.scale[c], out=y)
+        if moments.undefined is not None:
+            np.copyto(y, 0, where=np.isnan(y) & moments.undefined[n])
+        defined &= not check or finite(y)
+    return defined
+
+
+def cut(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
+    r"""Cuts an array with shape :math:`(h, c, N)` into parts that stay in cache."""
+    hours, channels, cells = shape
+    n = min(cells, CACHED)
+    c = min(channels, max(1, CACHED // cells))
+    h = max(1, CACHED // (cells * channels))
+    for i, j, k in itertools.product(range(0, hours, h), range(0, channels, c), range(0, cells, n)):
+        yield slice(i, i + h), slice(j, j + c), slice(k, k + n)
+
+
+def finite(x: np.ndarray) -> bool:
+    r"""Whether all values are finite, without a mask in memory and faster than by their sum."""
+    return bool(x.max() < np.inf and x.min() > -np.inf)  # both are false of NaN
 
 
 class LazyArray:
@@ -108,10 +141,15 @@ class LazyArray:
         return [Piece(0, hours, 0, self.channels)]
 
     def read(
-        self, start: int, piece: Piece, out: np.ndarray, moments: Moments | None = None
-    ) -> None:
+        self,
+        start: int,
+        piece: Piece,
+        out: np.ndarray,
+        moments: Moments | None = None,
+        check: bool = False,
+    ) -> bool:
         r"""Reads a piece of the window that starts at hour `start` into `out`, with shape
-        :math:`(h_1 - h_0, c_1 - c_0, N)`, standardized."""
+        :math:`(h_1 - h_0, c_1 - c_0, N)`, see :func:`put`."""
         hours = slice(start + piece.h0, start + piece.h1)
         try:
             x = self.array.isel({self.array.dims[0]: hours}).values
@@ -120,7 +158,7 @@ class LazyArray:
                 f"cannot read {self.array.name!r} at hours {hours.start} to {hours.stop - 1} of "
                 f"the store ({type(error).__name__}: {error}); check it with `appa data check`"
             ) from error
-        put(x.reshape(out.shape), out, moments, own=False)
+        return put(x.reshape(out.shape), out, moments, check)
 
 
 class ShardedArray:
@@ -187,19 +225,21 @@ class ShardedArray:
             found.append(Run(h, h + 1, Range(self.shards.file(shard), offset + skip, nbytes)))
         return found
 
-    def put(
-        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, moments: Moments | None
-    ) -> None:
-        r"""Puts the values of a run, which are in `data` from `at` on, in their place."""
-        target = out[run.h0 : run.h1]
-        put(np.frombuffer(data, self.dtype, target.size, at).reshape(target.shape), target, moments)
+    def values(self, run: Run, data: mmap.mmap, at: int, out: np.ndarray) -> np.ndarray:
+        r"""The values of a run that is in `data` from `at` on, and goes to `out`."""
+        return np.frombuffer(data, self.dtype, out.size, at).reshape(out.shape)
 
     def read(
-        self, start: int, piece: Piece, out: np.ndarray, moments: Moments | None = None
-    ) -> None:
+        self,
+        start: int,
+        piece: Piece,
+        out: np.ndarray,
+        moments: Moments | None = None,
+        check: bool = False,
+    ) -> bool:
         r"""Reads a piece of the window that starts at hour `start` into `out`, with shape
-        :math:`(h_1 - h_0, c_1 - c_0, N)`, standardized."""
-        read_together([(self, start, piece, out, moments)])
+        :math:`(h_1 - h_0, c_1 - c_0, N)`, see :func:`put`."""
+        return read_together([(self, start, piece, out, moments)], check)
 
 
 class CompressedArray(ShardedArray):
@@ -219,40 +259,44 @@ class CompressedArray(ShardedArray):
             found.append(Run(h, h + 1, stored))
         return found
 
-    def put(
-        self, run: Run, data: mmap.mmap, at: int, out: np.ndarray, moments: Moments | None
-    ) -> None:
-        r"""Decodes the values of a run, which are in `data` from `at` on, to their place."""
+    def values(self, run: Run, data: mmap.mmap, at: int, out: np.ndarray) -> np.ndarray:
+        r"""The values of a run that is in `data` from `at` on, and goes to `out`."""
         assert run.range is not None
         codec = importlib.import_module(f"numcodecs.{self.codecs[0]['name']}")  # blosc or zstd
-        target, file, nbytes = out[run.h0 : run.h1], run.range.file, run.range.nbytes
-        in_place = self.whole and self.dtype == target.dtype
-        x = target if in_place else np.empty(self.hour_bytes // self.dtype.itemsize, self.dtype)
+        in_place = self.whole and self.dtype == out.dtype
+        x = out if in_place else np.empty(self.hour_bytes // self.dtype.itemsize, self.dtype)
         try:
-            codec.decompress(memoryview(data)[at : at + nbytes], x)
+            codec.decompress(memoryview(data)[at : at + run.range.nbytes], x)
         except (RuntimeError, ValueError) as error:
-            raise file.damaged(f"a chunk cannot be decoded ({error})") from error
-        put(x if in_place else x.reshape(1, -1, self.cells)[:, self.rows], target, moments)
+            raise run.range.file.damaged(f"a chunk cannot be decoded ({error})") from error
+        return x if in_place else x.reshape(1, -1, self.cells)[:, self.rows]
 
 
 def read_together(
     parts: Sequence[tuple[ShardedArray, int, Piece, np.ndarray, Moments | None]],
-) -> None:
+    check: bool = False,
+) -> bool:
     r"""Reads pieces of several arrays at once, see :meth:`ShardedArray.read`.
 
     Arguments:
         parts: Arrays, the first hour of a window, the piece to read of it, where that goes, and
             what standardizes it.
+        check: Whether to look for values that are still undefined.
+
+    Returns:
+        False if there are any.
     """
     runs = [(part, run) for part in parts for run in part[0].runs(part[1], part[2])]
     data, places = read_ranges([run.range for _, run in runs if run.range is not None])
-    following = iter(places)
+    following, defined = iter(places), True
     for (array, _, _, out, moments), run in runs:
-        if run.range is not None:
-            array.put(run, data, next(following), out, moments)
+        target = out[run.h0 : run.h1]
+        if run.range is None:
+            x = np.full(target.shape, array.fill_value, np.float32)
         else:
-            target = out[run.h0 : run.h1]
-            put(np.full(target.shape, array.fill_value, np.float32), target, moments)
+            x = array.values(run, data, next(following), target)
+        defined &= put(x, target, moments, check)
+    return defined
 
 
 def open_array(path: str | Path, channels: Sequence[int] | None = None) -> ShardedArray | None:

@@ -15,7 +15,15 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError, StoreError, nearest
-from .reading import LazyArray, Moments, Piece, ShardedArray, open_array, read_together
+from .reading import (
+    LazyArray,
+    Moments,
+    Piece,
+    ShardedArray,
+    finite,
+    open_array,
+    read_together,
+)
 from .states import Standardizer, undefined
 from .stores import open_store
 from .variables import ATMOSPHERIC, SURFACE, VARIABLES, variable
@@ -48,8 +56,7 @@ class Source:
         self.times, self.levels = times, levels
         self.mean: np.ndarray | None = None
         self.scale: np.ndarray | None = None
-        self.sea: np.ndarray | None = None
-        self.missing = name in VARIABLES and VARIABLES[name].missing is not None
+        self.undefined: np.ndarray | None = None
 
     def standardize(self, mean: np.ndarray, std: np.ndarray, sea: np.ndarray | None) -> None:
         r"""Standardizes what is read from now on: undefined SST becomes 0, and anything else that
@@ -62,7 +69,9 @@ class Source:
         """
         self.mean = mean.reshape(-1, 1)
         self.scale = np.reciprocal(std.reshape(-1, 1))  # multiplying takes a quarter of the time
-        self.sea = None if sea is None else sea.ravel()
+        if VARIABLES[self.name].missing is not None:
+            everywhere = np.ones(self.array.cells, bool)
+            self.undefined = everywhere if sea is None else ~sea.ravel()
 
     def target(self, piece: Piece, window: np.ndarray) -> np.ndarray:
         r"""Where in a window a piece goes."""
@@ -73,18 +82,11 @@ class Source:
         r"""What standardizes a piece."""
         if self.mean is None or self.scale is None:
             return None
-        return Moments(self.mean[piece.c0 : piece.c1], self.scale[piece.c0 : piece.c1])
-
-    def define(self, out: np.ndarray) -> None:
-        r"""Sets undefined SST to the mean, which is 0 by now."""
-        if self.missing:
-            undefined = np.isnan(out)
-            if self.sea is not None:
-                undefined &= ~self.sea
-            np.copyto(out, 0, where=undefined)
+        channels = slice(piece.c0, piece.c1)
+        return Moments(self.mean[channels], self.scale[channels], self.undefined)
 
     def check(self, start: int, piece: Piece, window: np.ndarray) -> None:
-        r"""Raises where a piece is undefined."""
+        r"""Raises if a piece is undefined anywhere."""
         out = self.target(piece, window)
         if finite(out):
             return
@@ -108,6 +110,7 @@ class Task:
 
     def __init__(self, items: Sequence[tuple[int, Source, Piece]], whole: bool = False):
         self.items, self.whole = items, whole
+        self.standardized = all(source.mean is not None for _, source, _ in items)
 
     def read(self, starts: Sequence[int], windows: np.ndarray) -> None:
         r"""Reads the pieces.
@@ -117,30 +120,19 @@ class Task:
             windows: The windows, with shape :math:`(B, W, C, N)`.
         """
         items = [(b, source, piece) for b, source, piece in self.items if b < len(starts)]
-        together = []
+        together, clean = [], True
         for b, source, piece in items:
             out, moments = source.target(piece, windows[b]), source.moments(piece)
             if isinstance(source.array, ShardedArray):
                 together.append((source.array, starts[b], piece, out, moments))
             else:
-                source.array.read(starts[b], piece, out, moments)
-        read_together(together)
-        if any(source.mean is None for _, source, _ in items):
-            return  # as stored
-
-        for b, source, piece in items:
-            source.define(source.target(piece, windows[b]))
-        if self.whole:
-            clean = {b for b in {b for b, _, _ in items} if finite(windows[b])}
-            items = [item for item in items if item[0] not in clean]
-        for b, source, piece in items:
-            source.check(starts[b], piece, windows[b])
-
-
-def finite(x: np.ndarray) -> bool:
-    r"""Whether standardized values are, in one pass and without a mask in memory."""
-    with np.errstate(invalid="ignore"):
-        return bool(np.isfinite(x.sum()))  # NaN and infinities of either sign survive a sum
+                clean &= source.array.read(starts[b], piece, out, moments, not self.whole)
+        clean &= read_together(together, not self.whole)
+        if self.whole and self.standardized:
+            clean = all(finite(windows[b]) for b in {b for b, _, _ in items})
+        if not clean:
+            for b, source, piece in items:
+                source.check(starts[b], piece, windows[b])
 
 
 def open_source(store: Any) -> xr.Dataset:
