@@ -1,0 +1,102 @@
+r"""The denoiser: the mean of clean windows given a noisy one.
+
+The transformer :math:`F_\phi` sees its input, and predicts its target, at unit variance whatever
+the noise level,
+
+.. math::
+    d_\phi(z_t) = \frac{z_t}{\sigma_t^2 + 1} + \frac{\sigma_t}{\sqrt{\sigma_t^2 + 1}} \,
+    F_\phi \left( \frac{z_t}{\sqrt{\sigma_t^2 + 1}}, 10 \log \sigma_t \right)
+    \approx \mathbb{E}[z \mid z_t] ,
+
+and denoising score matching minimizes :math:`(1 / \sigma_t^2 + 1) \, \| d_\phi(z_t) - z \|^2`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from ..data.clock import clock_features
+from .schedule import RectifiedSchedule
+
+__all__ = ["Denoiser", "as_clock"]
+
+
+class Denoiser(nn.Module):
+    r"""Creates a denoiser of windows.
+
+    Arguments:
+        backbone: The network :math:`F_\phi`, called with a window, :math:`10 \log \sigma_t` and
+            the clock; see :class:`appa.nn.transformer.Transformer`.
+        schedule: The noise schedule.
+    """
+
+    def __init__(self, backbone: nn.Module, schedule: RectifiedSchedule):
+        super().__init__()
+        self.backbone, self.schedule = backbone, schedule
+
+    @property
+    def window(self) -> int:
+        r"""The hours :math:`W` of a window."""
+        return self.backbone.shape[0]  # type: ignore[index,return-value]
+
+    def forward(self, z_t: Tensor, sigma_t: Tensor | float, dates: Any) -> Tensor:
+        r"""
+        Arguments:
+            z_t: Noisy windows, with shape :math:`(B, W, C, H, W')`.
+            sigma_t: Their noise levels :math:`\sigma_t`, with shape :math:`()` or :math:`(B)`.
+            dates: Their hours, see :func:`as_clock`.
+
+        Returns:
+            The means :math:`d_\phi(z_t)`, with shape :math:`(B, W, C, H, W')`.
+        """
+        sigma_t = torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device)
+        sigma_t = sigma_t.expand(z_t.shape[0])
+        clock = as_clock(dates, z_t)
+        s = sigma_t.view(-1, *[1] * (z_t.ndim - 1))
+        c = torch.rsqrt(s * s + 1)
+        output = self.backbone(c * z_t, 10 * torch.log(sigma_t), clock)
+        # the product, not the square of c: both are exact in the limits of small and large noise
+        return z_t / (s * s + 1) + s * c * output.to(z_t.dtype)
+
+    def loss(self, z: Tensor, sigma_t: Tensor, dates: Any, noise: Tensor) -> Tensor:
+        r"""The denoising loss of windows, whose noise is given.
+
+        Arguments:
+            z: Clean windows, with shape :math:`(B, W, C, H, W')`.
+            sigma_t: Noise levels :math:`\sigma_t`, with shape :math:`(B)`.
+            dates: The windows' hours, see :func:`as_clock`.
+            noise: Standard normal noise, with the shape of `z`.
+
+        Returns:
+            The mean of :math:`(1 / \sigma_t^2 + 1) \, (d_\phi(z_t) - z)^2` of each window, with
+            shape :math:`(B)`.
+        """
+        s = sigma_t.view(-1, *[1] * (z.ndim - 1))
+        error = self(z + s * noise, sigma_t, dates) - z
+        return (error * torch.sqrt(1 / (s * s) + 1)).square().flatten(1).mean(dim=1)
+
+
+def as_clock(dates: Any, z: Tensor) -> Tensor:
+    r"""The clock of windows, as the network takes it.
+
+    Arguments:
+        dates: The hours of windows: `datetime64` with shape :math:`(W)` or :math:`(B, W)`, integers
+            (year, month, day, hour) with shape :math:`(W, 4)` or :math:`(B, W, 4)`, or the clock
+            itself, floating point with shape :math:`(W, 4)` or :math:`(B, W, 4)`.
+        z: The windows, with shape :math:`(B, W, C, H, W')`.
+
+    Returns:
+        The clock, with shape :math:`(B, W, 4)`.
+    """
+    if not (isinstance(dates, Tensor) and dates.is_floating_point()):
+        if isinstance(dates, Tensor):
+            dates = dates.cpu().numpy()
+        dates = torch.from_numpy(clock_features(dates))
+    clock = dates.to(z)
+    if clock.shape[-2] != z.shape[1]:
+        raise ValueError(f"{clock.shape[-2]} dates for windows of {z.shape[1]} hours")
+    return clock.expand(z.shape[0], -1, -1)

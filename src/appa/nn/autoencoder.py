@@ -1,0 +1,230 @@
+r"""The convolutional autoencoder: states to latents and back.
+
+An encoder :math:`E_\psi` halves the grid from level to level, moving each 2×2 pixels into
+channels, and a decoder :math:`D_\psi` mirrors it. Latents are bounded, and training perturbs them,
+:math:`z \sim \mathcal{N}(E_\psi(x), \sigma_z^2 I)`, so that close latents decode to close states.
+
+The grid is padded to a multiple of the reduction :math:`f`: with zeros in latitude, half above and
+half below. In longitude there are two ways. Circular convolutions close the globe at every layer:
+they need no padding, and a state rotated by :math:`f` pixels has the latent rotated by one. A
+*halo*, as in the published weights, wraps :math:`f` more pixels around both sides before
+convolutions that see zeros beyond; latents then have two spare columns, and a seam whose error is
+bounded by what the halo keeps away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .layers import Conv, ResidualBlock, softclip
+
+__all__ = ["Autoencoder", "Decoder", "Encoder"]
+
+
+class EncoderLevel(nn.Module):
+    r"""A level of the encoder: 2×2 pixels into channels (but for the first), a convolution, and
+    residual blocks."""
+
+    def __init__(self, inputs: int, width: int, blocks: int, circular: bool, first: bool):
+        super().__init__()
+        self.reduction = 1 if first else 2
+        self.conv = Conv(inputs * self.reduction**2, width, circular)
+        self.blocks = nn.ModuleList(ResidualBlock(width, circular) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reduction > 1:
+            x = F.pixel_unshuffle(x, self.reduction)
+        x = self.conv(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class DecoderLevel(nn.Module):
+    r"""A level of the decoder: residual blocks, a convolution, and channels into 2×2 pixels (but
+    for the last)."""
+
+    def __init__(self, width: int, outputs: int, blocks: int, circular: bool, last: bool):
+        super().__init__()
+        self.expansion = 1 if last else 2
+        self.blocks = nn.ModuleList(ResidualBlock(width, circular) for _ in range(blocks))
+        self.conv = Conv(width, outputs * self.expansion**2, circular)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        x = self.conv(x)
+        return F.pixel_shuffle(x, self.expansion) if self.expansion > 1 else x
+
+
+class Encoder(nn.Module):
+    r"""Creates an encoder, from the finest level to the coarsest.
+
+    Arguments:
+        channels: The number of channels :math:`C` of a state.
+        latent_channels: The number of channels :math:`c` of a latent.
+        widths: The number of channels at each level, finest first.
+        blocks: The number of residual blocks at each level, finest first.
+        circular: Whether longitude closes on itself.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        latent_channels: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        circular: bool,
+    ):
+        super().__init__()
+        self.levels = nn.ModuleList(
+            EncoderLevel(inputs, width, n, circular, first=k == 0)
+            for k, (inputs, width, n) in enumerate(
+                zip((channels, *widths[:-1]), widths, blocks, strict=True)
+            )
+        )
+        self.conv = Conv(widths[-1], latent_channels, circular)
+        self.checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for level in self.levels:
+            x = _call(level, x, self.checkpointing)
+        return self.conv(x)
+
+
+class Decoder(nn.Module):
+    r"""Creates a decoder, from the coarsest level to the finest; see :class:`Encoder`."""
+
+    def __init__(
+        self,
+        channels: int,
+        latent_channels: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        circular: bool,
+    ):
+        super().__init__()
+        self.conv = Conv(latent_channels, widths[-1], circular)
+        levels = list(zip(widths, (channels, *widths[:-1]), blocks, strict=True))
+        self.levels = nn.ModuleList(
+            DecoderLevel(width, outputs, n, circular, last=k == 0)
+            for k, (width, outputs, n) in reversed(list(enumerate(levels)))
+        )
+        self.checkpointing = False
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.conv(z)
+        for level in self.levels:
+            x = _call(level, x, self.checkpointing)
+        return x
+
+
+class Autoencoder(nn.Module):
+    r"""Creates an autoencoder.
+
+    Arguments:
+        channels: The number of channels :math:`C` of a state.
+        shape: The shape :math:`(H, W)` of its grid.
+        latent_channels: The number of channels :math:`c` of a latent.
+        hidden_channels: The number of channels at each level of the encoder, finest first.
+        blocks: The number of residual blocks at each of them.
+        decoder_channels: Those of the decoder, finest first. By default, the encoder's.
+        decoder_blocks: Its residual blocks. By default, the encoder's.
+        longitude: How longitude closes, `"circular"` or `"halo"`.
+        saturation: The bound of latents, if they have one.
+        checkpointing: Whether to keep only the activations between levels, and compute those
+            within again when gradients are.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        shape: tuple[int, int],
+        latent_channels: int,
+        hidden_channels: Sequence[int],
+        blocks: Sequence[int],
+        decoder_channels: Sequence[int] | None = None,
+        decoder_blocks: Sequence[int] | None = None,
+        *,
+        longitude: str = "circular",
+        saturation: float | None = 5.0,
+        checkpointing: bool = False,
+    ):
+        super().__init__()
+        circular = longitude == "circular"
+        self.shape, self.saturation = shape, saturation
+        self.factor = 2 ** (len(hidden_channels) - 1)
+        (h, w), f = shape, self.factor
+        h, w = -h % f, 0 if circular else -w % f + 2 * f
+        #: Rows above and below, columns left and right.
+        self.padding = (h // 2, h - h // 2, w // 2, w - w // 2)
+        #: Shape :math:`(c, h, w)` of a latent.
+        self.latent_shape = (latent_channels, (shape[0] + h) // f, (shape[1] + w) // f)
+        if circular and shape[1] % f:
+            raise ValueError(f"circular convolutions need {shape[1]} to be a multiple of {f}")
+
+        self.encoder = Encoder(channels, latent_channels, hidden_channels, blocks, circular)
+        self.decoder = Decoder(
+            channels,
+            latent_channels,
+            decoder_channels or hidden_channels,
+            decoder_blocks or blocks,
+            circular,
+        )
+        self.checkpointing = checkpointing
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.encoder.checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, value: bool) -> None:
+        self.encoder.checkpointing = self.decoder.checkpointing = value
+
+    def encode(self, x: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            x: Standardized states, with shape :math:`(B, C, H, W)`.
+
+        Returns:
+            Their latents :math:`E_\psi(x)`, with shape :math:`(B, c, h, w)`.
+        """
+        top, bottom, left, right = self.padding
+        if left or right:
+            x = F.pad(x, (left, right, 0, 0), mode="circular")
+        if top or bottom:
+            x = F.pad(x, (0, 0, top, bottom))
+        z = self.encoder(x)
+        return z if self.saturation is None else softclip(z, self.saturation)
+
+    def decode(self, z: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            z: Latents, with shape :math:`(B, c, h, w)`.
+
+        Returns:
+            Standardized states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`.
+        """
+        (top, _, left, _), (h, w) = self.padding, self.shape
+        return self.decoder(z)[..., top : top + h, left : left + w]
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        r"""Reconstructs states from their latents, :math:`D_\psi(E_\psi(x) + \sigma_z \epsilon)`.
+
+        Arguments:
+            x: Standardized states, with shape :math:`(B, C, H, W)`.
+            noise: What is added to the latents, with shape :math:`(B, c, h, w)`, if anything.
+        """
+        z = self.encode(x)
+        return self.decode(z if noise is None else z + noise)
+
+
+def _call(module: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
+    if checkpointing and x.requires_grad:
+        return checkpoint(module, x, use_reentrant=False)  # type: ignore[return-value]
+    return module(x)

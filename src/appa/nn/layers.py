@@ -1,0 +1,147 @@
+r"""Layers that both networks, or their levels, are made of."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["ChannelNorm", "Conv", "ResidualBlock", "Rotation", "SineEncoding", "softclip"]
+
+
+class Conv(nn.Conv2d):
+    r"""Creates a 3×3 convolution on the sphere's grid.
+
+    Latitude is padded with zeros, :math:`x_{-1} = x_H = 0`. So is longitude, or it closes on
+    itself: :math:`x_{-1} = x_{W-1}` and :math:`x_W = x_0`.
+
+    Arguments:
+        in_channels: The number of input channels :math:`C_i`.
+        out_channels: The number of output channels :math:`C_o`.
+        circular: Whether longitude closes on itself.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, circular: bool = True):
+        super().__init__(in_channels, out_channels, 3, padding=(1, 0 if circular else 1))
+        self.circular = circular
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            x: The input, with shape :math:`(B, C_i, H, W)`.
+
+        Returns:
+            The output, with shape :math:`(B, C_o, H, W)`.
+        """
+        if self.circular:
+            # as F.pad(mode="circular"), which loses the memory format
+            x = torch.cat((x[..., -1:], x, x[..., :1]), dim=-1)
+        return super().forward(x)
+
+
+class ChannelNorm(nn.Module):
+    r"""Standardizes each pixel over its channels, with their unbiased variance.
+
+    .. math:: y = \frac{x - \mathbb{E}[x]}{\sqrt{\mathbb{V}[x] + \epsilon}}
+
+    Arguments:
+        eps: The term :math:`\epsilon` that keeps the quotient finite.
+    """
+
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+        return (x - mean) * torch.rsqrt(variance + self.eps)
+
+
+class ResidualBlock(nn.Module):
+    r"""Creates a residual block.
+
+    .. math:: y = x + \mathrm{conv}(\mathrm{SiLU}(\mathrm{conv}(\mathrm{norm}(x))))
+
+    Arguments:
+        channels: The number of channels :math:`C`.
+        circular: Whether longitude closes on itself.
+    """
+
+    def __init__(self, channels: int, circular: bool = True):
+        super().__init__()
+        self.norm = ChannelNorm()
+        self.conv1 = Conv(channels, channels, circular)
+        self.conv2 = Conv(channels, channels, circular)
+        with torch.no_grad():  # a block begins close to the identity
+            self.conv2.weight.mul_(1e-2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.silu(self.conv1(self.norm(x))))
+
+
+def softclip(x: Tensor, bound: float) -> Tensor:
+    r"""Bounds values smoothly to :math:`(-b, b)`, :math:`x \, (1 + x^2 / b^2)^{-1/2}`."""
+    return x * torch.rsqrt(1 + (x / bound) ** 2)
+
+
+class SineEncoding(nn.Module):
+    r"""Creates a sine encoding, with frequencies :math:`\omega_k = 100^{-k}`, :math:`k` evenly
+    from 0 to 1.
+
+    Arguments:
+        features: The number of features :math:`D`, even.
+    """
+
+    freqs: Tensor
+
+    def __init__(self, features: int):
+        super().__init__()
+        freqs = torch.exp(-math.log(100) * torch.linspace(0, 1, features // 2))
+        self.register_buffer("freqs", freqs, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            x: Positions, with shape :math:`(*)`.
+
+        Returns:
+            All sines, then all cosines, with shape :math:`(*, D)`.
+        """
+        angle = x[..., None].to(self.freqs) * self.freqs
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+class Rotation(nn.Module):
+    r"""Rotates adjacent channels, paired, by angles that are linear in a token's position.
+
+    .. math::
+        \begin{pmatrix} y_{2i} \\ y_{2i+1} \end{pmatrix} =
+        \begin{pmatrix} \cos \phi_i & -\sin \phi_i \\ \sin \phi_i & \cos \phi_i \end{pmatrix}
+        \begin{pmatrix} x_{2i} \\ x_{2i+1} \end{pmatrix}
+        \, , \qquad \phi_i = p \cdot \theta_i
+
+    Arguments:
+        width: The number of channels :math:`D`.
+        heads: The number of heads that share them; each begins with all frequencies.
+        dims: The number of coordinates of a position :math:`p`.
+    """
+
+    def __init__(self, width: int, heads: int, dims: int = 3):
+        super().__init__()
+        freqs = 100 ** -torch.linspace(0, 1, width // (2 * heads)).repeat(heads)
+        directions = F.normalize(torch.randn(dims, width // 2), dim=0)
+        self.theta = nn.Parameter(freqs * directions)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Cosines and sines at positions :math:`(N, d)`, each with shape :math:`(N, D / 2)`."""
+        phi = positions @ self.theta.to(positions)
+        return phi.cos(), phi.sin()
+
+    @staticmethod
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        r"""Rotates :math:`x`, with shape :math:`(*, D)`, by angles with shape :math:`(*, D / 2)`."""
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
