@@ -16,7 +16,7 @@ from pydantic import ValidationInfo as Info
 from pydantic import field_validator as check
 
 from .data.grids import Grid
-from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, Channel, channels
+from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, Channel, Unnamed, channels
 from .errors import DataError
 from .observations.networks import SATELLITE_ERROR, STATION_ERROR
 
@@ -50,6 +50,7 @@ def _period(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(gt=0, strict=True)]
+Number = Annotated[int, Field(ge=0, strict=True)]  # 0 too
 Positive = Annotated[float, Field(gt=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Period = Annotated[tuple[date, date], BeforeValidator(_period)]
@@ -92,14 +93,25 @@ class Splits(Section):
 
 
 class Data(Section):
-    r"""Variables, levels (hPa), grid and splits; the public store they come from."""
+    r"""Variables, levels (hPa), grid and splits; the public store they come from. A model whose
+    channels have no names, as some published weights, has a number of them instead."""
 
-    surface: tuple[str, ...] = SURFACE
-    atmospheric: tuple[str, ...] = ATMOSPHERIC
+    unnamed: Count | None = None
+    surface: Annotated[tuple[str, ...], Field(validate_default=True)] = SURFACE
+    atmospheric: Annotated[tuple[str, ...], Field(validate_default=True)] = ATMOSPHERIC
     levels: tuple[Count, ...] = LEVELS
     grid: GridSection
     splits: Splits
     source: str | None = None
+
+    @check("surface", "atmospheric", mode="before")
+    @classmethod
+    def _or_named(cls, names: Any, info: Info) -> Any:
+        if info.data.get("unnamed") is None:
+            return names
+        if names not in ((), [], SURFACE, ATMOSPHERIC):
+            raise ValueError(f"found {show(names)} beside unnamed; give names or a number")
+        return ()
 
     @check("surface", "atmospheric")
     @classmethod
@@ -114,7 +126,7 @@ class Data(Section):
                 problems.append((f"[{i}]", f"{name!r} is listed twice"))
         if problems:
             raise Problems(*problems)
-        if not names and info.data.get("surface") == ():
+        if not names and info.data.get("surface") == () and not info.data.get("unnamed"):
             raise ValueError("found [], and no surface variables either; a state needs a variable")
         return names
 
@@ -136,9 +148,9 @@ class Autoencoder(Section):
 
     latent_channels: Count
     hidden_channels: Annotated[tuple[Count, ...], Field(min_length=1)]
-    blocks: Annotated[tuple[Count, ...], Field(validate_default=True)] = (3,)
+    blocks: Annotated[tuple[Number, ...], Field(validate_default=True)] = (3,)
     decoder_channels: Annotated[tuple[Count, ...], Field(validate_default=True)] = ()
-    decoder_blocks: Annotated[tuple[Count, ...], Field(validate_default=True)] = ()
+    decoder_blocks: Annotated[tuple[Number, ...], Field(validate_default=True)] = ()
     longitude: Literal["halo", "circular"] = "circular"
     latent_noise: Annotated[float, Field(ge=0)] = 0.01
     saturation: Positive | None = 5.0
@@ -208,10 +220,12 @@ class Schedule(Section):
 
 
 class Training(Section):
-    r"""How a network is trained. `batch_size` is that of one update, over all devices."""
+    r"""How a network is trained. `batch_size` is that of one update, over all devices; the learning
+    rate rises from 0 over `warmup` steps, and then decays to 0 over the rest."""
 
     optimizer: Literal["soap", "adam"]
     learning_rate: Positive
+    warmup: Number = 0
     decay: Literal["none", "linear", "cosine"] = "none"
     batch_size: Count
     steps: Count
@@ -234,7 +248,7 @@ class Sampling(Section):
 
     sampler: Literal["predictor-corrector"] = "predictor-corrector"
     steps: Count = 32
-    corrections: Annotated[int, Field(ge=0, strict=True)] = 2
+    corrections: Number = 2
     correction_size: Positive = 0.1
     stride: Count = 12
     past: Count = 12
@@ -307,8 +321,10 @@ class Config(Section):
         return Grid(**self.data.grid.model_dump())
 
     @cached_property
-    def channels(self) -> tuple[Channel, ...]:
+    def channels(self) -> tuple[Channel | Unnamed, ...]:
         r"""The channels of a state, in order."""
+        if self.data.unnamed is not None:
+            return tuple(Unnamed(i) for i in range(self.data.unnamed))
         return tuple(channels(self.data.surface, self.data.atmospheric, self.data.levels))
 
     @property

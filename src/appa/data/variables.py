@@ -160,6 +160,17 @@ class Channel:
         object.__setattr__(self, "name", short if self.level is None else f"{short}{self.level}")
 
 
+@dataclass(frozen=True)
+class Unnamed:
+    r"""A channel of which no more is known than its place in the state."""
+
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"channel {self.index}"
+
+
 # Other ways of writing the units a field is found in.
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "hPa": ("hpa", "mb", "mbar", "millibar", "millibars", "hectopascal"),

@@ -34,14 +34,12 @@ class Denoiser(nn.Module):
         schedule: The noise schedule.
     """
 
-    def __init__(self, backbone: nn.Module, schedule: RectifiedSchedule):
+    def __init__(self, backbone: Any, schedule: RectifiedSchedule):
         super().__init__()
         self.backbone, self.schedule = backbone, schedule
-
-    @property
-    def window(self) -> int:
-        r"""The hours :math:`W` of a window."""
-        return self.backbone.shape[0]  # type: ignore[index,return-value]
+        #: The hours :math:`W` of a window, and the shape :math:`(C, H, W')` of a latent.
+        self.window: int = backbone.shape[0]
+        self.latent_shape: tuple[int, int, int] = (backbone.channels, *backbone.shape[1:])
 
     def forward(self, z_t: Tensor, sigma_t: Tensor | float, dates: Any) -> Tensor:
         r"""

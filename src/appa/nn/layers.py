@@ -142,6 +142,6 @@ class Rotation(nn.Module):
 
     @staticmethod
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        r"""Rotates :math:`x`, with shape :math:`(*, D)`, by angles with shape :math:`(*, D / 2)`."""
+        r"""Rotates :math:`x`, with shape :math:`(*, D)`, by angles of shape :math:`(*, D / 2)`."""
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

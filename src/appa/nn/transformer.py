@@ -77,16 +77,15 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, modulation: int):
         super().__init__()
-        self.modulation = nn.Sequential(
-            nn.Linear(modulation, modulation), nn.SiLU(), nn.Linear(modulation, 4 * width)
-        )
+        last = nn.Linear(modulation, 4 * width)
+        self.modulation = nn.Sequential(nn.Linear(modulation, modulation), nn.SiLU(), last)
         self.attention = Attention(width, heads)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
         )
         with torch.no_grad():  # a block begins close to the identity
-            self.modulation[-1].weight.mul_(1e-2)
-            self.modulation[-1].bias.zero_()
+            last.weight.mul_(1e-2)
+            last.bias.zero_()
 
     def forward(self, x: Tensor, s: Tensor, c: Tensor, positions: Tensor) -> Tensor:
         r"""

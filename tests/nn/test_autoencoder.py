@@ -1,0 +1,119 @@
+r"""The autoencoder against plain formulas and the symmetries of the globe."""
+
+import numpy as np
+import pytest
+import torch
+
+from appa.config import load_config
+from appa.nn.autoencoder import Autoencoder
+from appa.nn.layers import ChannelNorm, Conv, softclip
+from appa.tasks.building import build_autoencoder
+
+
+def autoencoder(shape, longitude="circular", levels=3, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    ae = Autoencoder(
+        5, shape, 4, (6, 8, 10)[:levels], (1, 0, 2)[:levels], longitude=longitude, **kwargs
+    ).double()
+    with torch.no_grad():  # blocks begin as identities: give them a say
+        for name, p in ae.named_parameters():
+            if "conv2.weight" in name:
+                p.mul_(1e2)
+    return ae
+
+
+def states(shape, batch=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 5, *shape, generator=generator, dtype=torch.float64)
+
+
+def test_norm_is_that_of_numpy():
+    x = states((3, 4)).numpy()
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, ddof=1, keepdims=True) + 1e-5)
+    assert np.allclose(ChannelNorm()(torch.from_numpy(x)).numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_convolution_closes_the_globe():
+    r"""A circular convolution is the plain one on a grid written out three times."""
+    torch.manual_seed(0)
+    conv = Conv(5, 3).double()
+    x = states((4, 6))
+    thrice = torch.nn.functional.conv2d(x.repeat(1, 1, 1, 3), conv.weight, conv.bias, padding=1)
+    assert torch.allclose(conv(x), thrice[..., 6:12], rtol=0, atol=1e-12)
+
+
+def test_latents_are_bounded():
+    z = torch.tensor([-1e6, -1.0, 0.0, 1e-3, 5.0, 1e6], dtype=torch.float64)
+    y = softclip(z, 5.0)
+    assert (y.abs() <= 5).all()
+    assert y[2] == 0
+    assert torch.isclose(y[3], z[3], rtol=1e-7)
+    assert torch.isclose(y[4], z[4] / 2**0.5)
+
+
+@pytest.mark.parametrize("longitude", ["circular", "halo"])
+@pytest.mark.parametrize("shape", [(16, 32), (37, 72), (9, 20), (5, 8)])
+def test_any_grid(shape, longitude):
+    ae = autoencoder(shape, longitude)
+    x = states(shape)
+    z = ae.encode(x)
+    assert z.shape[1:] == ae.latent_shape
+    assert ae.latent_shape[1] == -(-shape[0] // 4)
+    assert ae.latent_shape[2] == -(-shape[1] // 4) + (2 if longitude == "halo" else 0)
+    assert ae.decode(z).shape == x.shape
+
+
+def test_circular_needs_whole_latent_cells():
+    with pytest.raises(ValueError, match="30 to be a multiple of 4"):
+        autoencoder((16, 30))
+
+
+@pytest.mark.parametrize("cells", [1, 3])
+def test_rotated_states_have_rotated_reconstructions(cells):
+    r"""Exactly, but for rounding, with circular convolutions; latents rotate as well."""
+    ae = autoencoder((13, 32))
+    x = states((13, 32))
+    z, y = ae.encode(x), ae(x)
+    assert y.std() > 0.01  # it is no constant that is rotated
+    turned = torch.roll(x, 4 * cells, dims=-1)
+    assert torch.allclose(ae.encode(turned), torch.roll(z, cells, dims=-1), rtol=0, atol=1e-12)
+    assert torch.allclose(ae(turned), torch.roll(y, 4 * cells, dims=-1), rtol=0, atol=1e-12)
+
+
+def test_halo_has_a_seam_of_bounded_error():
+    r"""Rotation commutes exactly further from the seam than a pixel can see, and nearby the error
+    is a fraction of the field, smaller than without a halo."""
+    ae = autoencoder((12, 256), "halo")
+    x = states((12, 256))
+    y = ae(x)
+    error = torch.roll(ae(torch.roll(x, 4, dims=-1)), -4, dims=-1) - y
+    # a reconstruction sees both networks' layers: pixels, times the scale of each level
+    layers = ((1 + 2) * 1 + 1 * 2 + (1 + 4) * 4 + 4) + (4 + 4 * 4 + 4) + (1 * 2) + (2 + 1)
+    inside = slice(layers + 4, 256 - layers - 4)
+    assert error[..., inside].abs().max() < 1e-12
+    seam = error[..., :4].square().mean().sqrt() / y.std()
+    assert 0 < seam < 0.5
+
+    bare = autoencoder((12, 256), "halo")
+    bare.padding, bare.shape = (0, 0, 0, 0), (12, 256)
+    open_ended = torch.roll(bare(torch.roll(x, 4, dims=-1)), -4, dims=-1) - bare(x)
+    assert open_ended[..., :4].square().mean().sqrt() / y.std() > seam
+
+
+def test_checkpointing_changes_no_gradient():
+    x, noise = states((8, 16)), 0.1 * torch.randn(2, 4, 2, 4, dtype=torch.float64)
+    gradients = []
+    for checkpointing in (False, True):
+        ae = autoencoder((8, 16), checkpointing=checkpointing)
+        ae(x.clone().requires_grad_(), noise).square().mean().backward()
+        gradients.append([p.grad for p in ae.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_the_papers_sizes():
+    config = load_config("era5-0.25deg")
+    with torch.device("meta"):
+        ae = build_autoencoder(config)
+    assert ae.latent_shape == (128, 23, 47)
+    assert config.compression == pytest.approx(532, abs=1)
+    assert sum(p.numel() for p in ae.parameters()) == pytest.approx(314e6, rel=2e-3)
