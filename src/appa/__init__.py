@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from .data.windows import WindowLoader
     from .observations.networks import Network, named_network
     from .observations.synthesis import observe
+    from .tasks.model import Model, load
 
 __all__ = [
     "Config",
     "Grid",
+    "Model",
     "Network",
     "WindowLoader",
+    "load",
     "load_config",
     "named_network",
     "observe",
@@ -33,8 +36,10 @@ __version__ = metadata.version("appa-assimilation")
 _HOMES = {
     "Config": "config",
     "Grid": "data.grids",
+    "Model": "tasks.model",
     "Network": "observations.networks",
     "WindowLoader": "data.windows",
+    "load": "tasks.model",
     "load_config": "config",
     "named_network": "observations.networks",
     "observe": "observations.synthesis",

@@ -13,7 +13,7 @@ import typer
 __all__ = ["main"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-RESUMED = (["data", "fetch"], ["data", "simulate"])
+RESUMED = (["data", "fetch"], ["data", "simulate"], ["train"], ["encode"])
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 def application() -> typer.Typer:
     r"""The application, with all its commands."""
-    from . import config, data, demo
+    from . import config, data, demo, models, train
 
     app = typer.Typer(
         name="appa",
@@ -48,6 +48,8 @@ def application() -> typer.Typer:
     app.callback()(common)
     app.add_typer(config.app, name="config")
     app.add_typer(data.app, name="data")
+    app.add_typer(train.app, name="train")
+    models.register(app)
     demo.register(app)
     return app
 
@@ -73,7 +75,7 @@ def common(
 
 def stopped() -> NoReturn:
     r"""Says that Ctrl-C was heard, and what becomes of the work."""
-    goes_on = sys.argv[1:3] in RESUMED
+    goes_on = any(sys.argv[1 : 1 + len(words)] == words for words in RESUMED)
     line = "stopped; the same command goes on where it was" if goes_on else "stopped"
     print(f"\n{line}" if sys.stderr.isatty() else line, file=sys.stderr)
     sys.exit(INTERRUPTED)

@@ -126,6 +126,20 @@ def simulate(
     ] = 2021,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other trajectories.")] = 0,
     every: Annotated[int, typer.Option(min=1, help="Hours between states; divides 24.")] = 1,
+    stretch: Annotated[
+        int | None, typer.Option(min=1, help="Store this many hours out of every EACH days only.")
+    ] = None,
+    each: Annotated[
+        int | None, typer.Option(min=1, help="Days between beginnings of stretches.")
+    ] = None,
+    held_out: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Besides, this many members for validation (of 2020, 2019, …) and for testing "
+            "(of 2021, 2022, …).",
+        ),
+    ] = 0,
     spin_up: Annotated[int, typer.Option(min=90, help="Days thrown away first.")] = 180,
     diurnal: Annotated[bool, typer.Option(help="Let the sun rise and set.")] = True,
     compression: Annotated[str, typer.Option(help="'none' or 'zstd'.")] = "none",
@@ -136,14 +150,31 @@ def simulate(
     goes on where it was when the same command is given again.
 
     Example: appa data simulate planet-2021.zarr --members 2 --days 30
+
+    Example: appa data simulate planet.zarr --members 40 --first-year 1901 --held-out 2
+    --days 360 --stretch 48 --each 15
     """
     from ..data.planet.simulation import Plan
     from ..data.planet.simulation import simulate as run
 
-    plan = Plan(members, days or 365 * years, first_year, seed, every, spin_up, diurnal)
+    plan = Plan(
+        members,
+        days or 365 * years,
+        first_year,
+        seed,
+        every,
+        spin_up,
+        diurnal,
+        stretch,
+        each,
+        held_out,
+    )
+    beside = f" + 2 × {held_out} held out" if held_out else ""
+    hours = f"{stretch} h of every {each} days, " if stretch else ""
     typer.echo(
-        f"{members} × {plan.days} days after {plan.spin_up} of spin-up, a state every {every} h: "
-        f"{plan.nbytes / 1e9:.1f} GB before compression"
+        f"{members}{beside} × {plan.days} days after {plan.spin_up} of spin-up, {hours}a state "
+        f"every {every} h: {len(plan.times()):,} states, {plan.nbytes / 1e9:.1f} GB before "
+        "compression"
     )
     run(out, plan, compression=compression)
     typer.echo(f"{out} is complete")

@@ -191,7 +191,7 @@ class Transformer(nn.Module):
         width = self.place.out_features
         total = self.place.bias
         for i, n in enumerate(self.grid):
-            encoded = self.sine(self.positions.new_tensor(range(n)))
+            encoded = self.sine(torch.arange(n, device=s.device))
             weight = self.place.weight[:, i * width : (i + 1) * width]
             part = F.linear(encoded, weight)
             total = total + part.view([-1 if j == i else 1 for j in range(3)] + [width])

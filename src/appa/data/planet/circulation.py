@@ -118,40 +118,40 @@ class Circulation:
         log_pressure = log_pressure + jnp.log(MASS / reference) - jnp.log(mean)
         return state.replace(log_surface_pressure=self.horizontal.to_modal(log_pressure))
 
-    def advance(self, run: Run, days: int, every: int = 1) -> tuple[Run, dict[str, Any]]:
+    def advance(self, run: Run, days: float, every: int = 1) -> tuple[Run, dict[str, Any]]:
         r"""Advances all members and keeps their states.
 
         Arguments:
             run: The members at their hour, from :meth:`start` or an earlier call.
-            days: How far.
+            days: How far, in whole hours.
             every: Hours between the states kept; `run`'s own is the first.
 
         Returns:
             The members after `days`, and the states kept on the way, as fields with shape
             :math:`(M, T, H, W)` or :math:`(M, T, P, H, W)`.
         """
-        return self._compiled(days, every)(run)
+        return self._compiled(round(24 * days), every)(run)
 
-    def spin_up(self, run: Run, days: int) -> Run:
+    def spin_up(self, run: Run, days: float) -> Run:
         r"""Advances all members and keeps nothing but their last state."""
-        return self._compiled(days, None)(run)[0]
+        return self._compiled(round(24 * days), None)(run)[0]
 
-    def _compiled(self, days: int, every: int | None) -> Any:
-        if (days, every) not in self.functions:
+    def _compiled(self, hours: int, every: int | None) -> Any:
+        if (hours, every) not in self.functions:
             import jax
 
-            function = partial(self._advance, days=days, every=every)
-            self.functions[days, every] = jax.jit(jax.vmap(function))
-        return self.functions[days, every]
+            function = partial(self._advance, hours=hours, every=every)
+            self.functions[hours, every] = jax.jit(jax.vmap(function))
+        return self.functions[hours, every]
 
-    def _advance(self, run: Run, *, days: int, every: int | None) -> tuple[Run, dict[str, Any]]:
+    def _advance(self, run: Run, *, hours: int, every: int | None) -> tuple[Run, dict[str, Any]]:
         import jax.numpy as jnp
 
         after, predictions = self.model.run_from_state_with_carry(
             run.state.dynamics,
             self.forcing,
-            save_interval=STEP / 1440,
-            total_time=days,
+            save_interval=f"{STEP} minutes",
+            total_time=f"{hours} hours",
             initial_physics_state=run.state.physics,
             initial_time=run.state.time,
             initial_step=run.state.step,
@@ -168,11 +168,11 @@ class Circulation:
         # Saved dynamics are those at the end of a step, saved physics those at its beginning:
         # hour k is the dynamics after 2k steps and the physics of the step that follows.
         first = self.model.dycore.to_physics_state(run.state.dynamics)
-        hours = slice(0, 24 * days, every)
+        kept = slice(0, hours, every)
 
         def dynamics(name: str) -> Any:
             ends = getattr(predictions.dynamics, name)[PER_HOUR - 1 :: PER_HOUR]
-            return jnp.concat([getattr(first, name)[None], ends])[hours]
+            return jnp.concat([getattr(first, name)[None], ends])[kept]
 
         def column(name: str) -> Any:
             return jnp.moveaxis(dynamics(name), 1, 0)
@@ -192,14 +192,14 @@ class Circulation:
             jnp.maximum(column("specific_humidity"), 0.0),
         )
         fields = {
-            "2m_temperature": surface.t0[::PER_HOUR][hours],
-            "10m_u_component_of_wind": surface.u0[::PER_HOUR][hours],
-            "10m_v_component_of_wind": surface.v0[::PER_HOUR][hours],
+            "2m_temperature": surface.t0[::PER_HOUR][kept],
+            "10m_u_component_of_wind": surface.u0[::PER_HOUR][kept],
+            "10m_v_component_of_wind": surface.v0[::PER_HOUR][kept],
             "mean_sea_level_pressure": sea_level_pressure(
                 pressure, self.surface_geopotential, temperature[-1], float(self.sigma[-1])
             ),
-            "sea_surface_temperature": self._sea(run.state.time, np.arange(24 * days)[hours]),
-            "total_precipitation": sums[hours],
+            "sea_surface_temperature": self._sea(run.state.time, np.arange(hours)[kept]),
+            "total_precipitation": sums[kept],
         }
         fields |= {name: jnp.moveaxis(f, 0, 1) for name, f in levels._asdict().items()}
         return after, {name: _canonical(f) for name, f in fields.items()}

@@ -1,0 +1,56 @@
+#!/bin/sh
+# Trains a model of the planet from nothing: simulates its data, trains both networks, scores them.
+#
+#   recipes/planet.sh                        the bundled model, on one GPU
+#   recipes/planet.sh planet-large           the large one
+#   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
+#                                            some of the steps, their data elsewhere
+#
+# The data take 88 GB. Each step goes on where it was when it is killed and called again, and is
+# skipped where it is done. `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
+set -eu
+
+PRESET=${1:-planet}
+[ $# -gt 0 ] && shift
+STEPS=${*:-simulate autoencoder score-autoencoder encode denoiser score-prior}
+WORK=${WORK:-work}
+RUN=${RUN:-runs/$PRESET}
+APPA=${APPA:-appa}
+WORKERS=${WORKERS:-$(nproc)}
+STATES=$WORK/planet.zarr
+LATENTS=$WORK/$PRESET-latents.zarr
+
+mkdir -p "$WORK"
+for step in $STEPS; do
+    echo "== $step"
+    case $step in
+    simulate)
+        # Hours of one trajectory are alike, trajectories are not: 22 members to train on, two each
+        # to validate and to test, three days out of every ten of a year.
+        [ -d "$STATES" ] || $APPA data simulate "$STATES" --members 22 --held-out 2 \
+            --first-year 1901 --days 360 --stretch 72 --each 10 --spin-up 120
+        ;;
+    autoencoder)
+        $APPA train autoencoder "$PRESET" --data "$STATES" --out "$RUN" \
+            --every 10000 --validate-every 5000 --workers "$WORKERS"
+        ;;
+    score-autoencoder)
+        $APPA score autoencoder "$RUN" --data "$STATES" --out "$RUN/scores"
+        ;;
+    encode)
+        [ -d "$LATENTS" ] || $APPA encode "$RUN" "$STATES" "$LATENTS"
+        ;;
+    denoiser)
+        $APPA train denoiser "$RUN" --data "$LATENTS" \
+            --every 5000 --validate-every 2000 --workers "$WORKERS"
+        ;;
+    score-prior)
+        $APPA score prior "$RUN" --data "$STATES" --out "$RUN/scores"
+        ;;
+    *)
+        echo "unknown step $step; steps: simulate autoencoder score-autoencoder encode denoiser" \
+            "score-prior" >&2
+        exit 2
+        ;;
+    esac
+done

@@ -1,0 +1,86 @@
+r"""`appa import-official` and `appa encode`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    r"""Adds the commands of this file to the application."""
+    app.command("import-official")(import_official)
+    app.command()(encode)
+
+
+def import_official(
+    run: Annotated[Path, typer.Argument(help="The authors' run: RUN/latents/DUMP/….")],
+    out: Annotated[Path, typer.Argument(help="The model folder to write.")],
+    dump: Annotated[str | None, typer.Option(help="The latent dump, if there are several.")] = None,
+    denoiser: Annotated[str | None, typer.Option(help="The denoiser, if several.")] = None,
+    lap: Annotated[str | None, typer.Option(help="The lap of its training, if several.")] = None,
+    which: Annotated[str, typer.Option(help="'model_last' or 'model_best'.")] = "model_last",
+    statistics: Annotated[
+        Path | None,
+        typer.Option(help="Mean and std of states: the authors' stats_era5_….zarr, or a .nc file."),
+    ] = None,
+) -> None:
+    """Convert the authors' published checkpoints into a model folder.
+
+    No code in a checkpoint is executed: a file that holds any is refused.
+
+    Example: appa import-official appa-run official --statistics stats_era5.zarr
+    """
+    from ..costs import facts
+    from ..interop.official import import_official as run_import
+    from ..tasks.folders import read_config
+
+    run_import(
+        run,
+        out,
+        dump=dump,
+        denoiser=denoiser,
+        lap=lap,
+        which=which,
+        statistics=statistics,
+    )
+    told = facts(read_config(out))
+    typer.echo(f"{out} is complete: {told['parameters']}")
+    typer.echo(f"states {told['state']}, latents {told['latent']}, {told['tokens']}")
+    if statistics is None:
+        typer.echo(
+            "without --statistics it knows standardized states only, and no physical values",
+            err=True,
+        )
+
+
+def encode(
+    model: Annotated[str, typer.Argument(help="A model with an autoencoder: a folder or a name.")],
+    store: Annotated[str, typer.Argument(help="A store: a path, a URL, or 'planet'.")],
+    out: Annotated[Path, typer.Argument(help="The latent store to write.")],
+    batch: Annotated[int, typer.Option(min=1, help="States encoded at once.")] = 16,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="Hours finished at a time; by default a shard's.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read states.")] = 4,
+    device: Annotated[
+        str | None, typer.Option(help="E.g. cpu or cuda:1; by default a GPU if there is one.")
+    ] = None,
+) -> None:
+    """Encode a store into a latent store, with the statistics of its latents.
+
+    Killed, it goes on where it was when the same command is given again. Under
+    torchrun, processes share the work: torchrun --no-python --nproc-per-node 4 appa encode ….
+
+    Example: appa encode run planet-1901.zarr latents.zarr
+    """
+    import os
+
+    from ..tasks.encoding import encode as run_encode
+
+    run_encode(model, store, out, batch=batch, block=block, workers=workers, device=device)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"{out} is complete")

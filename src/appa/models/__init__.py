@@ -1,0 +1,1 @@
+r"""The models bundled with the package, a folder each."""

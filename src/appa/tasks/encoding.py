@@ -1,0 +1,399 @@
+r"""Encoding a store of states into a store of latents.
+
+Every hour of the store is encoded, :math:`z = E_\psi(x)`, whether or not hours are missing between.
+The latents are written block by block (see :mod:`appa.data.writing`): killed, the same command
+encodes the blocks that are missing. Blocks are dealt out to ranks where there are several, and the
+first rank finishes the store when all are written.
+
+A block's moments, over the hours of the training split, are kept beside it: count, mean and sum of
+squared deviations of each channel in double precision. They merge as in
+:mod:`appa.data.statistics` into the mean and standard deviation of latents, `latents_mean` and
+`latents_std`, without reading a latent again. Where no hour is in the training split, all count.
+
+Hours are cut into batches that begin with their block, so that neither an interruption nor the
+number of ranks changes what a network sees at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xarray as xr
+import zarr
+from zarr.storage import LocalStore
+
+from .. import __version__
+from ..config import Config
+from ..data.layout import COORDINATES
+from ..data.reading import finite
+from ..data.states import Standardizer
+from ..data.stores import open_store
+from ..data.windows import WindowLoader
+from ..data.writing import StoreWriter
+from ..errors import AppaError, DataError, StoreError
+from ..nn.autoencoder import Autoencoder
+from ..progress import Progress, progress
+from .folders import ModelError, digest, read_statistics
+from .model import find, load_autoencoder, standardizer
+
+__all__ = ["encode"]
+
+
+class Moments(NamedTuple):
+    r"""Count, mean and sum of squared deviations of the latents' channels.
+
+    Arguments:
+        n: How many values of each channel.
+        mean: Their mean, with shape :math:`(c)`.
+        squares: The sum of their squared deviations from it, with shape :math:`(c)`.
+    """
+
+    n: int
+    mean: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, z: np.ndarray) -> Moments:
+        r"""The moments of latents, with shape :math:`(T, c, h, w)`."""
+        z = np.moveaxis(z, 1, 0).reshape(z.shape[1], -1).astype(np.float64)
+        if z.shape[1] == 0:
+            return cls(0, np.zeros(len(z)), np.zeros(len(z)))
+        mean = z.mean(axis=1)
+        return cls(z.shape[1], mean, np.square(z - mean[:, None]).sum(axis=1))
+
+    def merge(self, other: Moments) -> Moments:
+        r"""The moments of both."""
+        n = self.n + other.n
+        if n == 0:
+            return self
+        share, delta = other.n / n, other.mean - self.mean
+        squares = self.squares + other.squares + self.n * share * delta**2
+        return Moments(n, self.mean + share * delta, squares)
+
+    @property
+    def std(self) -> np.ndarray:
+        r"""The standard deviation, with shape :math:`(c)`."""
+        return np.sqrt(self.squares / max(self.n, 1))
+
+
+class Ranks:
+    r"""The processes that share the work; one, unless `torchrun` started several."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", 0))
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.local = int(os.environ.get("LOCAL_RANK", 0))
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        r"""Lets the processes speak with each other."""
+        if self.size == 1 or dist.is_initialized():
+            yield
+            return
+        # Some have more to do than others, by hours.
+        dist.init_process_group("gloo", timeout=timedelta(days=7))
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+    def first(self, function: Any) -> Any:
+        r"""What a function gives on the first rank, or the error it raises there, on all."""
+        if self.size == 1:
+            return function()
+        told: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                told[0] = function()
+            except AppaError as error:
+                told[0] = error
+        dist.broadcast_object_list(told, src=0)
+        if isinstance(told[0], AppaError):
+            raise told[0]
+        return told[0]
+
+    def wait(self) -> None:
+        r"""Waits for the others."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def encode(
+    model: str | Path,
+    store: str | Path | xr.Dataset,
+    out: str | Path,
+    *,
+    batch: int = 16,
+    block: int | None = None,
+    workers: int = 4,
+    device: str | torch.device | None = None,
+) -> Path:
+    r"""Encodes every state of a store.
+
+    Under `torchrun`, every process calls this with the same arguments.
+
+    Arguments:
+        model: The model: a bundled name, or a folder with an autoencoder.
+        store: The store of states, see :func:`appa.data.stores.open_store`.
+        out: The latent store to write, which must not exist yet.
+        batch: The number of states encoded at once.
+        block: The hours finished at a time, by default those of a shard.
+        workers: The threads that read states.
+        device: Where to encode, by default a GPU where there is one.
+
+    Returns:
+        The store: `latents` with dimensions `(time, channel, y, x)`, as the autoencoder gives them,
+        and `latents_mean` and `latents_std` over the hours of the training split.
+
+    Example:
+        >>> encode("run", "planet-1901.zarr", "latents.zarr")
+        >>> loader = WindowLoader("latents.zarr", window=24, batch_size=64)
+    """
+    if batch < 1 or (block is not None and block < 1):
+        raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
+    folder, ranks = find(model), Ranks()
+    config, autoencoder = load_autoencoder(folder)
+    states = _standardizer(config, folder)
+    ds = open_store(store)
+    _check(ds, config)
+    counted, period = _counted(ds["time"].values, config)
+    template = _template(ds, config, digest(autoencoder.state_dict()), period)
+    plan = {
+        "autoencoder": template.attrs["autoencoder"],
+        "statistics": _digest(states),
+        "statistics_period": period,
+        "store": "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name,
+    }
+
+    with ranks.joined():
+        # The first process holds the store's lock; the others write on its behalf.
+        writer = ranks.first(lambda: StoreWriter(out, template, block=block, plan=plan))
+        with writer if ranks.rank == 0 else nullcontext():
+            todo = ranks.first(lambda: writer.remaining)
+            mine = todo[ranks.rank :: ranks.size]
+            if mine:
+                loader = _loader(store, states, writer, mine, batch, workers)
+                place = torch.device(device) if device is not None else _device(ranks.local)
+                autoencoder.to(place).eval().requires_grad_(False)
+                with _progress(ranks.rank, writer, todo, mine) as p:
+                    for i, z in _blocks(autoencoder, loader, writer, mine, place, p):
+                        writer.put("latents", writer.blocks[i].start, z)
+                        _note(writer, i, Moments.of(z[counted[writer.blocks[i]]]))
+                        writer.mark(i)
+            ranks.wait()
+            ranks.first(lambda: _finish(writer))
+    return Path(out)
+
+
+# ---------------------------------------------------------------- what is encoded
+
+
+def _standardizer(config: Config, folder: Path) -> Standardizer:
+    states = standardizer(config, read_statistics(folder, config))
+    if states is None:
+        why = "its channels have no names" if config.data.unnamed else "it has no statistics"
+        raise ModelError(
+            f"{folder} cannot encode a store: {why}, so that states cannot be made of one; import "
+            "it again with --statistics, or train it on a store"
+        )
+    return states
+
+
+def _check(ds: xr.Dataset, config: Config) -> None:
+    if "member" in ds.dims:
+        raise DataError(
+            f"the store has {ds.sizes['member']} members; encode one, e.g. ds.isel(member=0)"
+        )
+    shape = ds.sizes["latitude"], ds.sizes["longitude"]
+    if shape != config.grid.shape or not (
+        np.allclose(ds["latitude"], config.grid.latitude, atol=1e-3)
+        and np.allclose(ds["longitude"], config.grid.longitude, atol=1e-3)
+    ):
+        h, w = config.grid.shape
+        raise DataError(
+            f"the store's grid, {shape[0]}×{shape[1]}, is not the model's, {config.grid.kind} "
+            f"{h}×{w}; remap the store: appa data fetch STORE OUT --grid {config.grid.kind}:{h}x{w}"
+        )
+
+
+def _counted(times: np.ndarray, config: Config) -> tuple[np.ndarray, str]:
+    r"""Which hours count in the statistics, with shape :math:`(T)`, and what they are in words."""
+    first, last = (np.datetime64(day, "D") for day in config.data.splits.train)
+    days = times.astype("datetime64[D]")
+    counted = (days >= first) & (days <= last)
+    if counted.any():
+        return counted, f"{first} to {last}"
+    return np.ones(len(times), bool), "all hours"
+
+
+def _template(ds: xr.Dataset, config: Config, weights: str, period: str) -> xr.Dataset:
+    r"""The latent store, without its values."""
+    shape, dims = config.latent_shape, ("time", "channel", "y", "x")
+    blank = np.broadcast_to(np.float32(np.nan), (ds.sizes["time"], *shape))
+    unknown = np.full(shape[0], np.nan)
+    coords: dict[str, Any] = {"time": ("time", ds["time"].values, COORDINATES["time"])}
+    if "trajectory" in ds.coords:
+        values = ds["trajectory"].values.astype(np.int64)
+        coords["trajectory"] = ("time", values, COORDINATES["trajectory"])
+    return xr.Dataset(
+        {
+            "latents": (dims, blank, {"long_name": "latent state, not standardized"}),
+            "latents_mean": ("channel", unknown, {"long_name": "mean of latents"}),
+            "latents_std": ("channel", unknown, {"long_name": "standard deviation of latents"}),
+        },
+        coords,
+        {
+            "title": "latents of atmospheric states",
+            "autoencoder": weights,
+            "statistics_period": period,
+            "latent_noise": config.autoencoder.latent_noise,
+            "source": f"appa {__version__}",
+        },
+    )
+
+
+def _digest(states: Standardizer) -> str:
+    r"""A hash of what standardizes states: with another, latents are others."""
+    sha = hashlib.sha256()
+    for array in (states.mean.numpy(), states.std.numpy(), states.sea):
+        sha.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+# ---------------------------------------------------------------- the work
+
+
+def _device(local: int) -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", local % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _loader(
+    store: Any,
+    states: Standardizer,
+    writer: StoreWriter,
+    mine: list[int],
+    batch: int,
+    workers: int,
+) -> WindowLoader:
+    r"""Reads the hours of blocks, in batches that fit into a block."""
+    batch = next(n for n in range(min(batch, writer.block), 0, -1) if writer.block % n == 0)
+    loader = WindowLoader(
+        store,
+        window=1,
+        batch_size=batch,
+        standardizer=states,
+        shuffle=False,
+        drop_last=False,
+        workers=workers,
+        pin_memory=True,
+    )
+    # One after another, so that reading ahead does not pause between blocks.
+    loader.starts = np.concatenate([np.r_[writer.blocks[i]] for i in mine])
+    return loader
+
+
+@torch.no_grad()
+def _blocks(
+    autoencoder: Autoencoder,
+    loader: WindowLoader,
+    writer: StoreWriter,
+    mine: list[int],
+    device: torch.device,
+    p: Progress | None,
+) -> Iterator[tuple[int, np.ndarray]]:
+    r"""The latents of blocks, one block at a time, with shape :math:`(T, c, h, w)`."""
+    batches = iter(loader)
+    for i in mine:
+        hours = writer.blocks[i]
+        z, n = np.empty((hours.stop - hours.start, *autoencoder.latent_shape), np.float32), 0
+        while n < len(z):
+            x, dates = next(batches)
+            part = autoencoder.encode(x[:, 0].to(device, non_blocking=True))
+            z[n : n + len(x)] = part.cpu().numpy()
+            if not finite(z[n : n + len(x)]):
+                raise DataError(
+                    f"latents between {dates.min()} and {dates.max()} are not finite; the weights "
+                    "of the autoencoder are damaged, or states are far from those it knows"
+                )
+            n += len(x)
+            if p is not None:
+                p.advance(len(x))
+        yield i, z
+
+
+@contextmanager
+def _progress(
+    rank: int, writer: StoreWriter, todo: list[int], mine: list[int]
+) -> Iterator[Progress | None]:
+    r"""The progress of the first rank, which has as much to do as any other."""
+    if rank > 0:
+        yield None
+        return
+    hours = {i: block.stop - block.start for i, block in enumerate(writer.blocks)}
+    already = sum(n for i, n in hours.items() if i not in set(todo))
+    with progress(already + sum(hours[i] for i in mine), "encoding", unit="hours") as p:
+        p.skip(already)
+        yield p
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def _note(writer: StoreWriter, i: int, moments: Moments) -> None:
+    r"""Keeps the moments of a block until the store is finished, written aside and renamed."""
+    file = writer.directory / "moments" / f"{i}.json"
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    values = {"n": moments.n, "mean": moments.mean.tolist(), "squares": moments.squares.tolist()}
+    try:
+        file.parent.mkdir(exist_ok=True)
+        with open(partial, "w") as f:
+            json.dump(values, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(partial, file)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {file} ({error}); what is finished is kept: make room and rerun"
+        ) from error
+
+
+def _noted(writer: StoreWriter) -> Iterable[Moments]:
+    for i in range(len(writer.blocks)):
+        file = writer.directory / "moments" / f"{i}.json"
+        try:
+            values = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{file} cannot be read ({error}): the statistics of block {i} are lost; remove "
+                f"{writer.path_partial} and rerun"
+            ) from error
+        yield Moments(values["n"], np.array(values["mean"]), np.array(values["squares"]))
+
+
+def _finish(writer: StoreWriter) -> None:
+    r"""Adds the statistics, and gives the store its name."""
+    if not writer.remaining:
+        first, *others = _noted(writer)
+        for other in others:
+            first = first.merge(other)
+        try:
+            for name, value in (("latents_mean", first.mean), ("latents_std", first.std)):
+                array = zarr.open_array(LocalStore(writer.path_partial / name), mode="r+")
+                array[:] = value
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {writer.path_partial} ({error}); make room and rerun"
+            ) from error
+    writer.finish()

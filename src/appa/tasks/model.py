@@ -1,0 +1,381 @@
+r"""A model: autoencoder, denoiser, and the statistics between them and the world.
+
+A state :math:`x` is standardized with the statistics of states, and encoded to
+:math:`z = E_\psi(x)`. The denoiser knows latents standardized in turn, with the mean :math:`\mu`
+and standard deviation :math:`\sigma` of those it was trained on, to which noise with deviation
+:math:`\sigma_z` was added:
+
+.. math:: \tilde{z} = \frac{z - \mu}{\sqrt{\sigma^2 + \sigma_z^2}} .
+
+Everything outside :mod:`appa.nn` and :mod:`appa.diffusion` that says "latents" means
+:math:`\tilde{z}`, but for latent stores, which hold :math:`z`.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..data.clock import as_datetime64
+from ..data.grids import Grid
+from ..data.layout import COORDINATES
+from ..data.states import Standardizer
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.sampling import draw
+from ..errors import DataError, nearest
+from ..nn.autoencoder import Autoencoder
+from .building import build_autoencoder, build_denoiser
+from .folders import (
+    AUTOENCODER,
+    CONFIG,
+    DENOISER,
+    UNDEFINED,
+    ModelError,
+    fit,
+    read_config,
+    read_statistics,
+    read_weights,
+    some,
+    whole,
+    write_config,
+    write_statistics,
+    write_weights,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Model", "bundled", "find", "load", "load_autoencoder"]
+
+
+class Model:
+    r"""Creates a model.
+
+    Arguments:
+        config: The configuration.
+        autoencoder: The autoencoder.
+        denoiser: The denoiser, if there is one yet.
+        latent_mean: The mean :math:`\mu` of latents, with shape :math:`(c)`.
+        latent_std: Their standard deviation :math:`\sigma`, with shape :math:`(c)`.
+        statistics: The statistics of states and the static fields, if they are known; see
+            :func:`appa.tasks.folders.gather`.
+        origin: Where the model comes from, for messages.
+
+    Example:
+        >>> model = appa.load("planet")
+        >>> z = model.encode(model.standardizer.to_tensor(ds))
+        >>> x = model.decode(z)
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        autoencoder: Autoencoder,
+        denoiser: Denoiser | None = None,
+        latent_mean: Tensor | None = None,
+        latent_std: Tensor | None = None,
+        statistics: xr.Dataset | None = None,
+        origin: str = "the model",
+    ):
+        self.config, self.statistics, self.origin = config, statistics, origin
+        self.autoencoder = autoencoder.eval().requires_grad_(False)
+        self._denoiser = denoiser.eval().requires_grad_(False) if denoiser is not None else None
+        self._latent_mean, self._latent_std = latent_mean, latent_std
+        self.standardizer = standardizer(config, statistics)
+
+    # ---------------------------------------------------------------- parts
+
+    @property
+    def denoiser(self) -> Denoiser:
+        r"""The denoiser; an error where there is none yet."""
+        if self._denoiser is None:
+            raise self._untrained()
+        return self._denoiser
+
+    @property
+    def latent_mean(self) -> Tensor:
+        r"""The mean :math:`\mu` of latents, with shape :math:`(c)`."""
+        if self._latent_mean is None:
+            raise self._untrained()
+        return self._latent_mean
+
+    @property
+    def latent_std(self) -> Tensor:
+        r"""The standard deviation :math:`\sigma` of latents, with shape :math:`(c)`."""
+        if self._latent_std is None:
+            raise self._untrained()
+        return self._latent_std
+
+    @property
+    def latent_scale(self) -> Tensor:
+        r"""What latents are divided by, :math:`\sqrt{\sigma^2 + \sigma_z^2}`, with shape
+        :math:`(c)`."""
+        return torch.hypot(
+            self.latent_std, torch.full_like(self.latent_std, self.config.autoencoder.latent_noise)
+        )
+
+    @property
+    def grid(self) -> Grid:
+        r"""The grid of states."""
+        return self.config.grid
+
+    @property
+    def device(self) -> torch.device:
+        r"""Where the networks are."""
+        return next(self.autoencoder.parameters()).device
+
+    def _untrained(self) -> ModelError:
+        return ModelError(
+            f"{self.origin} has no {DENOISER} yet, which holds the denoiser and the statistics of "
+            "its latents; train it: appa encode RUN STORE LATENTS, then appa train denoiser RUN "
+            "--data LATENTS"
+        )
+
+    def to(self, device: str | torch.device) -> Model:
+        r"""Moves the networks to a device, and returns the model."""
+        self.autoencoder.to(device)
+        if self._denoiser is not None:
+            self._denoiser.to(device)
+        if self._latent_mean is not None and self._latent_std is not None:
+            self._latent_mean = self._latent_mean.to(device)
+            self._latent_std = self._latent_std.to(device)
+        return self
+
+    # ---------------------------------------------------------------- states and latents
+
+    def encode(self, x: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            x: Standardized states, with shape :math:`(*, C, H, W)`.
+
+        Returns:
+            Standardized latents :math:`\tilde{z}`, with shape :math:`(*, c, h, w)`.
+        """
+        z = self.autoencoder.encode(x.reshape(-1, *x.shape[-3:]))
+        z = (z - self.latent_mean[:, None, None]) / self.latent_scale[:, None, None]
+        return z.reshape(*x.shape[:-3], *z.shape[1:])
+
+    def decode(self, z: Tensor) -> Tensor:
+        r"""
+        Arguments:
+            z: Standardized latents :math:`\tilde{z}`, with shape :math:`(*, c, h, w)`.
+
+        Returns:
+            Standardized states, with shape :math:`(*, C, H, W)`.
+        """
+        raw = z * self.latent_scale[:, None, None] + self.latent_mean[:, None, None]
+        x = self.autoencoder.decode(raw.reshape(-1, *raw.shape[-3:]))
+        return x.reshape(*z.shape[:-3], *x.shape[1:])
+
+    @torch.no_grad()
+    def to_dataset(self, z: Tensor, times: Any, batch: int = 8) -> xr.Dataset:
+        r"""Decodes trajectories into a canonical dataset.
+
+        Arguments:
+            z: Standardized latents, with shape :math:`(M, L, c, h, w)`.
+            times: Their :math:`L` hours.
+            batch: The number of states decoded at once.
+
+        Returns:
+            A dataset with dimensions `(member, time, ...)`. Of a model without named channels, one
+            with a variable `state` that has dimensions `(member, time, channel, latitude,
+            longitude)`, standardized.
+        """
+        states = torch.empty(*z.shape[:2], *self.config.state_shape)
+        flat, out = z.flatten(0, 1), states.flatten(0, 1)
+        for i in range(0, len(flat), batch):
+            out[i : i + batch] = self.decode(flat[i : i + batch].to(self.device)).cpu()
+        if self.standardizer is not None:
+            return self.standardizer.to_dataset(states, times, self.grid)
+        if self.unnamed:
+            return _unnamed(states, times, self.grid)
+        raise ModelError(
+            f"{self.origin} has no statistics of its states, whose physical values are therefore "
+            "unknown; import it again with them: appa import-official RUN OUT --statistics FILE"
+        )
+
+    @property
+    def unnamed(self) -> bool:
+        r"""Whether the channels have numbers only."""
+        return bool(self.config.data.unnamed)
+
+    # ---------------------------------------------------------------- draws
+
+    def sample(
+        self,
+        start: Any,
+        hours: int,
+        members: int = 1,
+        seed: int = 0,
+        stride: int | None = None,
+        steps: int = 64,
+        batch: int = 8,
+    ) -> xr.Dataset:
+        r"""Draws trajectories from the prior: weather, but no particular one.
+
+        Arguments:
+            start: The first hour, e.g. `"2021-03-21T00"`; the prior knows the season and the hour.
+            hours: The number of hours :math:`L`.
+            members: The number of draws :math:`M`.
+            seed: The seed. A member depends on the seed and its number alone.
+            stride: The hours between windows, by default the configuration's.
+            steps: The steps of the sampler, one evaluation of the denoiser each.
+            batch: The number of windows denoised, and of states decoded, at once.
+
+        Returns:
+            A canonical dataset, see :meth:`to_dataset`.
+
+        Example:
+            >>> appa.load("planet").sample("2021-03-21T00", hours=24, members=4)
+        """
+        stride = self.config.sampling.stride if stride is None else stride
+        window = self.config.window
+        for name, value in (("hours", hours), ("members", members), ("steps", steps)):
+            if value < 1:
+                raise DataError(f"{name} must be 1 or more, found {value}")
+        if not 1 <= stride <= window or (window - stride) % 2:
+            raise DataError(
+                f"found a stride of {stride}, expected from 1 to the window, {window}, and "
+                f"{'odd' if window % 2 else 'even'} as it: a window gives its middle hours"
+            )
+        first = as_datetime64(start)
+        if first.ndim or first != first.astype("datetime64[h]"):
+            raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
+        times = first + np.arange(hours) * np.timedelta64(3600, "s")
+        z = draw(self.denoiser, times, members, stride=stride, steps=steps, seed=seed, batch=batch)
+        return self.to_dataset(z, times, batch)
+
+    # ---------------------------------------------------------------- files
+
+    def save(self, folder: str | Path, half: bool = False) -> Path:
+        r"""Writes the model to a folder, which must not exist yet.
+
+        Arguments:
+            folder: The folder.
+            half: Whether weights are stored in half precision.
+        """
+        with whole(folder) as partial:
+            write_config(partial, self.config)
+            write_weights(partial / AUTOENCODER, self.autoencoder.state_dict(), half)
+            if self._denoiser is not None:
+                weights = {f"denoiser.{k}": t for k, t in self._denoiser.state_dict().items()}
+                latents = {"latents.mean": self.latent_mean, "latents.std": self.latent_std}
+                write_weights(partial / DENOISER, weights | latents, half)
+            if self.statistics is not None:
+                write_statistics(partial, self.statistics)
+        return Path(folder)
+
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.config.state_shape))
+        latent = " × ".join(map(str, self.config.latent_shape))
+        denoiser = f"windows of {self.config.window} h" if self._denoiser else "no denoiser yet"
+        return f"Model({self.origin}: states {shape}, latents {latent}, {denoiser})"
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load(name_or_folder: str | Path, device: str | torch.device | None = None) -> Model:
+    r"""Loads a model.
+
+    Arguments:
+        name_or_folder: A bundled model, a folder that training wrote, or an imported model.
+        device: Where its networks go, by default the CPU.
+
+    Example:
+        >>> model = load("planet")
+    """
+    folder = find(name_or_folder)
+    config, autoencoder = load_autoencoder(folder)
+    denoiser, mean, std = None, None, None
+    if (folder / DENOISER).exists():
+        denoiser, mean, std = _load_denoiser(folder, config)
+    statistics = read_statistics(folder, config)
+    model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder))
+    return model if device is None else model.to(device)
+
+
+def load_autoencoder(folder: Path) -> tuple[Config, Autoencoder]:
+    r"""The configuration and the autoencoder of a model folder."""
+    config = read_config(folder)
+    weights = read_weights(folder / AUTOENCODER)
+    autoencoder = build_autoencoder(config)
+    fit(autoencoder, weights, folder / AUTOENCODER)
+    return config, autoencoder
+
+
+def _load_denoiser(folder: Path, config: Config) -> tuple[Denoiser, Tensor, Tensor]:
+    path = folder / DENOISER
+    tensors = read_weights(path)
+    latents = {name: tensors.pop(f"latents.{name}", None) for name in ("mean", "std")}
+    channels = config.latent_shape[0]
+    for name, tensor in latents.items():
+        if tensor is None or tensor.shape != (channels,):
+            found = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise ModelError(
+                f"{path}: found {found} for latents.{name}, expected {channels} numbers; it is no "
+                f"denoiser of this model: copy the whole model folder again"
+            )
+    denoiser = build_denoiser(config)
+    fit(denoiser, {name.removeprefix("denoiser."): t for name, t in tensors.items()}, path)
+    return denoiser, latents["mean"], latents["std"]  # type: ignore[return-value]
+
+
+def bundled() -> dict[str, Path]:
+    r"""The models that come with the package, by name."""
+    root = Path(str(resources.files("appa"))) / "models"
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    return {folder.name: folder for folder in folders if (folder / CONFIG).is_file()}
+
+
+def find(name_or_folder: str | Path) -> Path:
+    r"""The folder of a model, by the name of a bundled one or by its path."""
+    models, name, folder = bundled(), str(name_or_folder), Path(name_or_folder).expanduser()
+    if name in models:
+        return models[name]
+    if any(folder.glob("latents/*/ae")) and not (folder / AUTOENCODER).exists():
+        raise ModelError(
+            f"{folder} is a run in the layout of the authors' checkpoints; convert it with: appa "
+            f"import-official {folder} OUT"
+        )
+    if (folder / CONFIG).is_file():
+        return folder
+    if folder.is_dir():
+        names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+        raise ModelError(
+            f"{folder} is no model folder: it has no {CONFIG}, and holds {some(names) or 'nothing'}"
+        )
+    known = f"{nearest(name, models)}" if models else "; no models are bundled"
+    raise ModelError(f"there is no model folder {folder}, and no bundled model {name!r}{known}")
+
+
+def standardizer(config: Config, statistics: xr.Dataset | None) -> Standardizer | None:
+    r"""What standardizes the states of a model, where its statistics are known."""
+    if statistics is None or config.data.unnamed:
+        return None
+    mask = statistics[UNDEFINED].values if UNDEFINED in statistics else None
+    if mask is None and "land_sea_mask" in statistics:
+        mask = statistics["land_sea_mask"].values
+    return Standardizer.from_config(config, statistics, mask)
+
+
+def _unnamed(x: Tensor, times: Any, grid: Grid) -> xr.Dataset:
+    r"""States whose channels have numbers only."""
+    import xarray as xr
+
+    dims = ("member", "time", "channel", "latitude", "longitude")
+    coords: dict[str, Any] = {
+        "member": ("member", np.arange(x.shape[0]), {"long_name": "member"}),
+        "time": ("time", as_datetime64(times).astype("datetime64[ns]"), COORDINATES["time"]),
+        "channel": ("channel", np.arange(x.shape[2])),
+        "latitude": ("latitude", np.asarray(grid.latitude), COORDINATES["latitude"]),
+        "longitude": ("longitude", np.asarray(grid.longitude), COORDINATES["longitude"]),
+    }
+    attrs = {"long_name": "standardized state", "units": "1"}
+    return xr.Dataset({"state": (dims, x.numpy(), attrs)}, coords)

@@ -1,0 +1,158 @@
+r"""Trainings from end to end, in a run folder, which is a model folder in the making.
+
+`train_autoencoder` makes the folder, with the configuration and the statistics of states in it;
+`train_denoiser` goes on in it, with latents that :mod:`appa encode <appa.cli>` made with its
+autoencoder. Either, called again with the same arguments, goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..config import Config, load_config
+from ..data import statistics as state_statistics
+from ..data.stores import open_store
+from ..tasks.folders import gather, load_statistics, read_config, write_statistics
+from .distribution import Ranks, distributed
+from .options import Options, Outcome, TrainingError
+from .tasks import AutoencoderTask, DenoiserTask, Task
+from .trainer import Trainer
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["train", "train_autoencoder", "train_denoiser"]
+
+
+def train_autoencoder(
+    config: Config | str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    statistics: str | Path | xr.Dataset | None = None,
+    steps: int | None = None,
+    checkpointing: bool = False,
+    device: str | None = None,
+    **options: Any,
+) -> Outcome:
+    r"""Trains an autoencoder on a store of states.
+
+    Arguments:
+        config: A configuration, a preset, or a file.
+        data: The store.
+        out: The run folder.
+        statistics: The statistics of the states, or a file of them. By default those in the run
+            folder; else the bundled ones on the planet's grid; else those of the training years
+            are computed.
+        steps: The number of updates, instead of the configuration's.
+        checkpointing: Whether activations are computed again instead of kept.
+        device: `cpu` or `cuda`. By default, CUDA where there is a device.
+        options: See :class:`appa.training.options.Options`.
+
+    Example:
+        >>> train_autoencoder("planet", "planet.zarr", "run", steps=20_000)
+    """
+    config = config if isinstance(config, Config) else load_config(config)
+    config, chosen = _with_steps(config, "autoencoder", steps, options)
+    out = Path(out)
+    with distributed(device) as ranks:
+        store = open_store(data)
+        stats = gather(_statistics(config, store, out, statistics, ranks), store)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(chosen.seed)
+            task = AutoencoderTask(config, data, stats, checkpointing=checkpointing)
+        return train(task, out, ranks, chosen)
+
+
+def train_denoiser(
+    run: str | Path,
+    data: Any,
+    *,
+    steps: int | None = None,
+    checkpointing: bool = False,
+    device: str | None = None,
+    **options: Any,
+) -> Outcome:
+    r"""Trains a denoiser on a store of latents.
+
+    Arguments:
+        run: The run folder, which has an autoencoder.
+        data: The store of latents, which that autoencoder encoded.
+        steps: The number of updates, instead of the configuration's.
+        checkpointing: Whether activations are computed again instead of kept.
+        device: `cpu` or `cuda`. By default, CUDA where there is a device.
+        options: See :class:`appa.training.options.Options`.
+
+    Example:
+        >>> train_denoiser("run", "latents.zarr", steps=50_000)
+    """
+    run = Path(run)
+    config, chosen = _with_steps(read_config(run), "denoiser", steps, options)
+    with distributed(device) as ranks:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(chosen.seed)
+            task = DenoiserTask(config, data, checkpointing=checkpointing)
+        return train(task, run, ranks, chosen)
+
+
+def train(task: Task, folder: str | Path, ranks: Ranks, options: Options) -> Outcome:
+    r"""Trains a network, or goes on training it.
+
+    Arguments:
+        task: What is trained.
+        folder: The run folder.
+        ranks: The ranks that train, see :func:`appa.training.distribution.distributed`.
+        options: How.
+    """
+    trainer = Trainer(task, folder, ranks, options)
+    if not trainer.resume() and (Path(folder) / task.file).exists():
+        raise TrainingError(
+            f"{folder} has {task.file}, but no checkpoint to go on from: it would be overwritten; "
+            f"choose another folder, and give it these weights to begin with: --init {folder}"
+        )
+    if ranks.main:
+        task.prepare(Path(folder))
+    ranks.barrier()
+    return trainer.run()
+
+
+def _with_steps(
+    config: Config, name: str, steps: int | None, options: dict[str, Any]
+) -> tuple[Config, Options]:
+    chosen = Options(**options, stretch=steps is not None)
+    if steps is None:
+        return config, chosen
+    if steps < 1:
+        raise TrainingError(f"steps must be 1 or more, found {steps}")
+    section = getattr(config.training, name).model_copy(update={"steps": steps})
+    training = config.training.model_copy(update={name: section})
+    return config.model_copy(update={"training": training}), chosen
+
+
+def _statistics(
+    config: Config,
+    store: xr.Dataset,
+    out: Path,
+    given: str | Path | xr.Dataset | None,
+    ranks: Ranks,
+) -> xr.Dataset:
+    r"""The statistics of states: those given, known, or of the training years."""
+    if given is not None:
+        return state_statistics.load(given) if isinstance(given, str | Path) else given
+    file = out / "statistics.nc"
+    if ranks.known(file.exists()):
+        return load_statistics(file)
+    if config.data.grid == load_config("planet").data.grid:
+        from ..data.planet import statistics
+
+        return statistics()
+    if ranks.main:
+        period = config.data.splits.period("train")
+        names = (*config.data.surface, *config.data.atmospheric)
+        split = (period.start, period.stop)
+        write_statistics(out, state_statistics.compute(store, variables=names, split=split))
+    ranks.barrier()
+    return load_statistics(file)

@@ -1,0 +1,105 @@
+r"""The error of a reconstruction, weighted by area and by pressure.
+
+The squared error of channel :math:`c` is averaged over the sphere with the weights :math:`a_i` of
+the latitudes, and over the places where the channel is defined (:math:`m`; SST is not over land),
+
+.. math:: e_c = \frac{\sum_{ij} m_{c,ij} \, a_i \, (\hat x_{c,ij} - x_{c,ij})^2}
+    {\sum_{ij} m_{c,ij} \, a_i} , \qquad \ell = \frac{1}{C} \sum_c w_c \, e_c .
+
+With level weights, :math:`w_c` follows Lam et al. (2023): each variable on levels counts once, its
+levels shared out by their pressure, and of the surface variables 2 m temperature counts 1 and the
+others a tenth,
+
+.. math:: w_c \propto p_c / \sum_l p_l , \qquad
+    w_\mathrm{t2m} \propto 1 , \qquad w_\mathrm{u10} , \dots \propto 0.1 .
+
+They are scaled to mean 1, so that errors of the same size in all channels give the same loss with
+and without them. Without level weights, :math:`w_c = 1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.variables import VARIABLES, Channel
+from ..errors import DataError
+
+__all__ = ["WeightedError", "channel_weights"]
+
+SURFACE_WEIGHTS = {"2m_temperature": 1.0}
+SURFACE_WEIGHT = 0.1  # of the others
+
+
+def channel_weights(channels: Sequence[Channel], level_weights: bool = True) -> NDArray[np.float64]:
+    r"""The weights :math:`w_c` of the channels, with mean 1 and shape :math:`(C)`."""
+    if not level_weights:
+        return np.ones(len(channels))
+    total: dict[str, float] = {}
+    for c in channels:
+        total[c.variable] = total.get(c.variable, 0.0) + (c.level or 0)
+    w = np.array(
+        [
+            SURFACE_WEIGHTS.get(c.variable, SURFACE_WEIGHT)
+            if c.level is None
+            else c.level / total[c.variable]
+            for c in channels
+        ]
+    )
+    return w / w.mean()
+
+
+class WeightedError(nn.Module):
+    r"""The weighted squared error of reconstructed states.
+
+    Arguments:
+        channels: The channels of a state.
+        latitude: Weights :math:`a` of the latitudes, with shape :math:`(H)`.
+        undefined: Where SST is undefined, booleans with shape :math:`(H, W)`, or nowhere.
+        level_weights: Whether channels are weighted as by Lam et al. (2023), or all the same.
+    """
+
+    weights: Tensor
+    area: Tensor
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        latitude: Any,
+        undefined: Any = None,
+        level_weights: bool = True,
+    ):
+        super().__init__()
+        a = np.asarray(latitude, np.float64)[None, :, None]
+        area = np.broadcast_to(a, (len(channels), a.size, 1))
+        holes = [i for i, c in enumerate(channels) if VARIABLES[c.variable].missing == "land"]
+        if undefined is not None and holes:
+            m = np.asarray(undefined, bool)
+            if m.ndim != 2 or m.shape[0] != a.size:
+                raise DataError(
+                    f"the mask of undefined places has shape {m.shape}, expected ({a.size}, W)"
+                )
+            if m.all():
+                raise DataError("SST is undefined everywhere; leave it out of data.surface")
+            area = np.broadcast_to(a, (len(channels), *m.shape)).copy()
+            area[holes] *= ~m
+        # an average over longitudes where all weigh the same
+        area = area / area.sum(axis=(1, 2), keepdims=True)
+        self.register_buffer("area", torch.from_numpy(area).float(), persistent=False)
+        weights = torch.from_numpy(channel_weights(channels, level_weights) / len(channels))
+        self.register_buffer("weights", weights.float(), persistent=False)
+
+    def errors(self, x_hat: Tensor, x: Tensor) -> Tensor:
+        r"""The errors :math:`e_c` of states :math:`(B, C, H, W)`, with shape :math:`(B, C)`."""
+        area = self.area if self.area.shape[-1] > 1 else self.area / x.shape[-1]
+        error = x_hat.to(area.dtype) - x.to(area.dtype)
+        return (area * error.square()).sum(dim=(-2, -1))
+
+    def forward(self, x_hat: Tensor, x: Tensor) -> Tensor:
+        r"""The losses :math:`\ell` of states :math:`(B, C, H, W)`, with shape :math:`(B)`."""
+        return self.errors(x_hat, x) @ self.weights

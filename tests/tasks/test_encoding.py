@@ -1,0 +1,215 @@
+r"""A latent store holds the latents of every state, whatever happened while it was written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from appa.data.states import Standardizer
+from appa.data.windows import WindowLoader
+from appa.data.writing import unfinished
+from appa.errors import DataError, StoreError
+from appa.tasks.encoding import Moments, encode
+from appa.tasks.folders import ModelError, digest, read_weights, write_weights
+from appa.tasks.model import load_autoencoder
+
+from . import small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    r"""A model, the store of its states, and their latents, written without interruption."""
+    folder = tmp_path_factory.mktemp("encoding")
+    small.write_model(folder / "model")
+    small.write_states(folder / "states.zarr")
+    run(folder, folder / "latents.zarr")
+    return folder
+
+
+def run(folder: Path, out: Path, **options) -> Path:
+    options = {"batch": 4, "block": 8, "workers": 1} | options
+    return encode(folder / "model", folder / "states.zarr", out, **options)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def child(folder: Path, out: Path, before: str = "", *launcher: str) -> subprocess.CompletedProcess:
+    r"""Encodes in another process, with a line of its own before."""
+    script = (
+        "from pathlib import Path\nfrom appa.tasks import encoding\n"
+        f"{before}\nencoding.encode(Path({str(folder / 'model')!r}), "
+        f"{str(folder / 'states.zarr')!r}, {str(out)!r}, batch=4, block=8, workers=1)"
+    )
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*launcher, sys.executable, "-c", script]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_latents_are_those_of_the_states(place):
+    ds, truth = xr.open_zarr(place / "latents.zarr"), small.states()
+    config, autoencoder = load_autoencoder(place / "model")
+    fields = truth.sel(time="2001-01-01")
+    stats = {}
+    for name in (*small.SURFACE, *small.ATMOSPHERIC):  # numpy's, in double precision
+        dims = [dim for dim in fields[name].dims if dim != "level"]
+        x = fields[name].astype(np.float64)
+        pair = [x.mean(dims).values, x.std(dims).values]
+        stats[name] = (("statistic", "level")[: 1 + np.ndim(pair[0])], np.stack(pair))
+    stats = xr.Dataset(stats, {"statistic": ["mean", "std"], "level": list(small.LEVELS)})
+    standardizer = Standardizer.from_config(config, stats, small.LAND)
+    with torch.no_grad():
+        expected = autoencoder.encode(standardizer.to_tensor(truth))
+
+    assert ds["latents"].dims == ("time", "channel", "y", "x")
+    assert ds["latents"].dtype == np.float32
+    np.testing.assert_array_equal(ds["time"].values, small.hours())  # the gap's both sides too
+    np.testing.assert_array_equal(ds["trajectory"].values, np.arange(small.T) >= small.CHANGE)
+    # standardized values differ by a rounding, divided or multiplied by the inverse
+    np.testing.assert_allclose(ds["latents"].values, expected.numpy(), rtol=1e-5, atol=2e-6)
+    assert ds.attrs["autoencoder"] == digest(autoencoder.state_dict())
+
+
+def test_statistics_are_those_of_the_training_split(place):
+    ds = xr.open_zarr(place / "latents.zarr")
+    z = ds["latents"].sel(time="2001-01-01").values.astype(np.float64)
+    assert 0 < len(z) < small.T
+    np.testing.assert_allclose(ds["latents_mean"], z.mean((0, 2, 3)), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(ds["latents_std"], z.std((0, 2, 3)), rtol=1e-12)
+    assert ds.attrs["statistics_period"] == "2001-01-01 to 2001-01-01"
+
+
+def test_without_training_hours_all_count(place, tmp_path):
+    ds = xr.open_zarr(place / "states.zarr").sel(time="2001-01-02").load()
+    encode(place / "model", ds, tmp_path / "a.zarr", block=8)
+    found = xr.open_zarr(tmp_path / "a.zarr")
+    z = found["latents"].values.astype(np.float64)
+    assert len(z) == ds.sizes["time"]
+    np.testing.assert_allclose(found["latents_mean"], z.mean((0, 2, 3)), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found["latents_std"], z.std((0, 2, 3)), rtol=1e-12)
+    assert found.attrs["statistics_period"] == "all hours"
+
+
+def test_moments_of_latents_far_from_zero():
+    r"""Sums of squares would lose all digits here."""
+    rng = np.random.default_rng(0)
+    z = (1e4 + rng.normal(size=(60, 2, 3, 5))).astype(np.float32)
+    total = Moments.of(z[:0])
+    for part in np.split(z, [0, 1, 7, 40]):
+        total = total.merge(Moments.of(part))
+    assert total.n == 60 * 15
+    exact = z.astype(np.float64)
+    np.testing.assert_allclose(total.mean, exact.mean((0, 2, 3)), rtol=1e-14)
+    np.testing.assert_allclose(total.std, exact.std((0, 2, 3)), rtol=1e-10)
+
+
+def test_windows_of_latents(place):
+    loader = WindowLoader(place / "latents.zarr", window=4, batch_size=4, drop_last=False)
+    assert loader.shape == small.config().latent_shape
+    lengths = (small.GAP, small.CHANGE - small.GAP, small.T - small.CHANGE)
+    assert len(loader.starts) == sum(n - 3 for n in lengths)  # none crosses a gap or trajectories
+    assert sum(len(z) for z, _ in loader) == len(loader.starts)
+
+
+@pytest.mark.parametrize("batch", [4, 3, 50])
+def test_batches_fit_into_blocks(place, tmp_path, batch):
+    r"""Batches that do not divide a block are made to; latents agree to rounding."""
+    out = run(place, tmp_path / "a.zarr", batch=batch)
+    found, expected = (xr.open_zarr(p)["latents"].values for p in (out, place / "latents.zarr"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+KILLED = """
+import os, signal
+step, count = encoding.{step}, 0
+def killed(*args, **kwargs):
+    global count
+    count += 1
+    if count == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*args, **kwargs)
+encoding.{step} = killed
+"""
+
+
+@pytest.mark.parametrize("step", ["_note", "StoreWriter.mark"])
+def test_killed_and_resumed_as_if_never_interrupted(place, tmp_path, step):
+    r"""Killed with a block's latents on disk, before or after its moments are."""
+    out = tmp_path / "a.zarr"
+    ended = child(place, out, KILLED.format(step=step))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert not out.exists()
+    assert unfinished(out) == (3, 7)
+    run(place, out)
+    assert files(out) == files(place / "latents.zarr")
+
+
+TWICE = """
+import os
+from appa.errors import StoreError
+note, once = encoding._note, encoding.encode
+def noted(writer, i, moments):
+    Path({folder!r}, f"{{i}}.{{os.environ['RANK']}}").touch()
+    note(writer, i, moments)
+def twice(*args, **kwargs):
+    once(*args, **kwargs)
+    try:
+        once(*args, **kwargs)
+    except StoreError as error:
+        Path({folder!r}, f"error.{{os.environ['RANK']}}").write_text(str(error))
+encoding._note, encoding.encode = noted, twice
+"""
+
+
+def test_two_processes_write_what_one_does(place, tmp_path):
+    r"""Each has its share, and an error of the first, here of a second run, reaches both."""
+    out = tmp_path / "a.zarr"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    ended = child(place, out, TWICE.format(folder=str(tmp_path)), *launcher, "--nproc-per-node=2")
+    assert ended.returncode == 0, ended.stderr
+    assert files(out) == files(place / "latents.zarr")
+    shares = [{p.stem for p in tmp_path.glob(f"[0-9].{rank}")} for rank in range(2)]
+    assert shares == [{"0", "2", "4", "6"}, {"1", "3", "5"}]
+    for rank in range(2):
+        assert "a.zarr exists already" in (tmp_path / f"error.{rank}").read_text()
+
+
+def test_another_model_does_not_go_on(place, tmp_path):
+    r"""What another autoencoder, or other statistics, began is not completed."""
+    out = tmp_path / "a.zarr"
+    ended = child(place, out, KILLED.format(step="_note"))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    small.write_model(tmp_path / "model", seed=1)
+    with pytest.raises(StoreError, match="begun with another plan: autoencoder was"):
+        encode(tmp_path / "model", place / "states.zarr", out, batch=4, block=8)
+
+
+def test_store_of_another_grid(place, tmp_path):
+    ds = small.states().isel(longitude=slice(None, None, 2))
+    with pytest.raises(DataError, match=r"grid, 9×8, is not the model's, equiangular 9×16.*--grid"):
+        encode(place / "model", ds, tmp_path / "a.zarr")
+
+
+def test_model_without_statistics(place, tmp_path):
+    folder = small.write_model(tmp_path / "model")
+    (folder / "statistics.nc").unlink()
+    with pytest.raises(ModelError, match="it has no statistics"):
+        encode(folder, place / "states.zarr", tmp_path / "a.zarr")
+
+
+def test_latents_that_are_not_finite(place, tmp_path):
+    folder = small.write_model(tmp_path / "model")
+    weights = read_weights(folder / "autoencoder.safetensors")
+    weights["encoder.conv.bias"][1] = np.inf
+    write_weights(folder / "autoencoder.safetensors", weights)
+    with pytest.raises(DataError, match="are not finite; the weights of the autoencoder"):
+        encode(folder, place / "states.zarr", tmp_path / "a.zarr")

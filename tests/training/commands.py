@@ -1,0 +1,95 @@
+r"""`appa` as a user runs it, on a slice of the bundled planet that trains in seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from appa.data.stores import open_store
+from appa.data.writing import StoreWriter
+
+CONFIG = """
+extends: planet
+data:
+  surface: [2m_temperature, sea_surface_temperature]
+  atmospheric: [temperature, specific_humidity]
+  levels: [500, 850]
+  splits:
+    train: [2021-03-21, 2021-03-22]
+    validation: [2021-03-23, 2021-03-23]
+    test: [2021-03-24, 2021-03-24]
+window: 4
+autoencoder:
+  latent_channels: 4
+  hidden_channels: [8, 8, 12, 16]
+  decoder_channels: [8, 8, 12, 16]
+denoiser:
+  width: 32
+  blocks: 2
+  heads: 2
+  modulation: 16
+training:
+  autoencoder: {learning_rate: 1.0e-2, batch_size: 4, steps: 24, ema: 0.9}
+  denoiser: {learning_rate: 2.0e-3, batch_size: 4, steps: 24, ema: 0.9}
+sampling:
+  stride: 2
+  past: 2
+"""
+
+# One thread and no device: sums are always in the same order.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def write_config(folder: Path) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def write_store(folder: Path) -> Path:
+    r"""Four days of six channels, hourly, uncompressed as training reads them."""
+    names = ["2m_temperature", "sea_surface_temperature", "temperature", "specific_humidity"]
+    ds = open_store("planet")[[*names, "land_sea_mask"]].sel(level=[500, 850]).load()
+    with StoreWriter(folder / "store.zarr", ds, block=24) as writer:
+        for i, hours in enumerate(writer.blocks):
+            writer.write(i, ds[names].isel(time=hours))
+        return writer.finish()
+
+
+def write_latents(folder: Path) -> Path:
+    r"""Latents of those days that no autoencoder made: noise that changes slowly."""
+    times = pd.date_range("2021-03-21", periods=96, freq="h")
+    z = np.random.default_rng(0).normal(size=(96, 4, 6, 12)).cumsum(axis=0).astype(np.float32)
+    z /= z.std()
+    ds = xr.Dataset(
+        {
+            "latents": (("time", "channel", "y", "x"), z),
+            "latents_mean": ("channel", z.mean((0, 2, 3))),
+            "latents_std": ("channel", z.std((0, 2, 3))),
+        },
+        {"time": times},
+    )
+    with StoreWriter(folder / "latents.zarr", ds, block=24) as writer:
+        for i, hours in enumerate(writer.blocks):
+            writer.write(i, ds[["latents"]].isel(time=hours))
+        return writer.finish()
+
+
+def command(*arguments: object) -> list[str]:
+    r"""A command, by the interpreter of the tests."""
+    return [sys.executable, "-c", "from appa.cli import main; main()", *map(str, arguments)]
+
+
+def appa(*arguments: object, status: int = 0, **environment: str) -> str:
+    r"""Runs a command to its end, and returns what it said."""
+    env = os.environ | ENVIRONMENT | environment
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=300)
+    said = done.stdout + done.stderr
+    assert done.returncode == status, said
+    return said

@@ -1,0 +1,141 @@
+r"""Training that was killed, or lost a checkpoint, ends with the weights of one that was not.
+
+Everything here runs `appa train` in processes of their own, on one thread of a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from appa.config import load_config
+from appa.training.checkpoints import TENSORS, Checkpoints
+
+from .commands import ENVIRONMENT, appa, command, write_config, write_latents, write_store
+
+pytestmark = pytest.mark.slow
+
+STEPS = {"autoencoder": 15, "denoiser": 60}
+
+
+def train(network: str, folder: Path, run: Path) -> list:
+    r"""The arguments of a training, which for a denoiser goes on in a run."""
+    if network == "autoencoder":
+        what = [folder / "tiny.yaml", "--data", folder / "store.zarr", "--out", run]
+    else:
+        run.mkdir(exist_ok=True)
+        (run / "config.yaml").write_text(load_config(folder / "tiny.yaml").to_yaml())
+        what = [run, "--data", folder / "latents.zarr"]
+    often = ["--every", 3, "--validate-every", STEPS[network], "--log-every", 2]
+    return ["train", network, *what, "--steps", STEPS[network], "--seed", 1, *often]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kill")
+    write_config(folder)
+    write_store(folder)
+    write_latents(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def straight(folder) -> Callable[[str], Path]:
+    r"""Runs without interruption."""
+    done = set()
+
+    def run(network: str) -> Path:
+        if network not in done:
+            appa(*train(network, folder, folder / "straight"))
+        done.add(network)
+        return folder / "straight"
+
+    return run
+
+
+def kill(arguments: list, checkpoints: Path, beyond: int, delay: float) -> int:
+    r"""Kills a training some time after it passed a step. Returns the step it stands at then."""
+    process = subprocess.Popen(
+        command(*arguments),
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 120
+        while max(Checkpoints(checkpoints).steps(), default=0) <= beyond:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        time.sleep(delay)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+    return max(Checkpoints(checkpoints).steps())
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    return a.read_bytes() == b.read_bytes() and len(load_file(a)) > 0
+
+
+@pytest.mark.parametrize("network", ["autoencoder", "denoiser"])
+def test_killed_and_resumed(folder, straight, network):
+    expected, run = straight(network), folder / f"killed-{network}"
+    arguments = train(network, folder, run)
+    checkpoints = run / "training" / network / "checkpoints"
+    draw = random.Random(network)
+    at = 0
+    for _ in range(2):
+        step = kill(arguments, checkpoints, at, draw.uniform(0.0, 0.1))
+        assert at < step < STEPS[network]
+        at = step
+    assert f"from step {at}\n" in appa(*arguments)
+    name = f"{network}.safetensors"
+    assert same_weights(run / name, expected / name)
+    # and the log tells each step once, with the same losses
+    curves = []
+    for folder in (run, expected):
+        lines = (folder / "training" / network / "log.jsonl").read_text().splitlines()
+        entries = [e for e in map(json.loads, lines) if "train/loss" in e]
+        curves.append([(e["step"], e["train/loss"], e["train/learning_rate"]) for e in entries])
+    assert curves[0] == curves[1]
+    assert [step for step, _, _ in curves[0]] == sorted({step for step, _, _ in curves[0]})
+
+
+def test_a_damaged_checkpoint(folder, straight):
+    network, name = "autoencoder", "autoencoder.safetensors"
+    run, last = folder / "damaged", STEPS["autoencoder"]
+    shutil.copytree(straight(network), run)
+    (run / name).unlink()
+    checkpoints = run / "training" / network / "checkpoints"
+    assert Checkpoints(checkpoints).steps() == [last - 3, last]
+    file = checkpoints / f"step-{last:08d}" / TENSORS
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+    said = appa(*train(network, folder, run))
+    assert re.search(rf"step-{last:08d}: the bytes of {TENSORS} are not those", said)
+    assert f"using step {last - 3}" in said
+    assert same_weights(run / name, straight(network) / name)
+
+
+def test_a_finished_run_is_left_as_it_is(folder, straight):
+    network, run = "denoiser", straight("denoiser")
+    before = (run / "denoiser.safetensors").read_bytes()
+    said = appa(*train(network, folder, run))
+    assert f"after {STEPS[network]} updates" in said
+    assert (run / "denoiser.safetensors").read_bytes() == before

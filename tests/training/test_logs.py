@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from appa.config import load_config
+from appa.errors import AppaError
+from appa.training.logs import Logs
+
+
+def entries(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def curve(folder, name):
+    r"""A curve as TensorBoard itself shows it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(e.step, e.value) for e in events.Scalars(name)]
+
+
+def test_numbers_in_both_logs(tmp_path):
+    folder = tmp_path / "training"
+    with Logs(folder, config=load_config("planet")) as logs:
+        for step in (1, 2, 3):
+            logs.scalars(step, {"train/loss": torch.tensor(1 / step), "train/rate": step * 8})
+    found = entries(folder)
+    assert [(e["step"], e["train/rate"]) for e in found] == [(1, 8.0), (2, 16.0), (3, 24.0)]
+    assert [e["train/loss"] for e in found] == [float(torch.tensor(1 / k)) for k in (1, 2, 3)]
+    assert all(abs(e["time"] - time.time()) < 60 for e in found)
+    single = [float(torch.tensor(1 / k)) for k in (1, 2, 3)]
+    assert curve(folder, "train/loss") == list(zip((1, 2, 3), single, strict=True))
+
+
+def test_lines_are_there_before_the_end(tmp_path):
+    r"""Each line reaches the file at once: a killed process leaves what it told."""
+    logs = Logs(tmp_path, "none")
+    logs.scalars(1, {"loss": 1.0})
+    assert [e["step"] for e in entries(tmp_path)] == [1]
+    logs.close()
+
+
+def test_a_resumed_run_tells_each_step_once(tmp_path):
+    with Logs(tmp_path) as logs:
+        for step in range(10):
+            logs.scalars(step, {"loss": 100.0 + step})
+    with Logs(tmp_path, resume_step=4) as logs:
+        for step in range(5, 8):
+            logs.scalars(step, {"loss": 200.0 + step})
+    expected = [(k, 100.0 + k) for k in range(5)] + [(k, 200.0 + k) for k in range(5, 8)]
+    assert [(e["step"], e["loss"]) for e in entries(tmp_path)] == expected
+    assert curve(tmp_path, "loss") == expected
+
+
+def test_a_run_that_begins_anew_forgets(tmp_path):
+    for start in (10.0, 20.0):
+        with Logs(tmp_path) as logs:
+            logs.scalars(0, {"loss": start})
+    assert [e["loss"] for e in entries(tmp_path)] == [20.0]
+    assert curve(tmp_path, "loss") == [(0, 20.0)]
+
+
+def test_half_a_line_is_dropped(tmp_path):
+    with Logs(tmp_path, "none") as logs:
+        logs.scalars(1, {"loss": 1.0})
+        logs.scalars(2, {"loss": 2.0})
+    path = tmp_path / "log.jsonl"
+    os.truncate(path, path.stat().st_size - 5)
+    with Logs(tmp_path, "none", resume_step=2) as logs:
+        logs.scalars(3, {"loss": 3.0})
+    assert [e["step"] for e in entries(tmp_path)] == [1, 3]
+
+
+def test_a_loss_that_diverged_is_null(tmp_path):
+    with Logs(tmp_path) as logs:
+        logs.scalars(1, {"loss": math.nan, "norm": math.inf, "rate": 2})
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    entry = json.loads(line, parse_constant=refuse)
+    assert (entry["loss"], entry["norm"], entry["rate"]) == (None, None, 2.0)
+    assert math.isnan(curve(tmp_path, "loss")[0][1])
+
+
+def test_pictures(tmp_path):
+    from matplotlib.figure import Figure
+    from matplotlib.image import imread
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Logs(tmp_path) as logs:
+        for step in (5, 10):
+            figure = Figure(figsize=(2, 1), dpi=50)
+            figure.add_axes((0, 0, 1, 1)).imshow([[0, step]])
+            path = logs.figure(step, "validation/picture", figure)
+            assert path == tmp_path / "pictures" / f"validation-picture-{step:08d}.png"
+            assert imread(path).shape == (50, 100, 4)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = events.Images("validation/picture")
+    assert [(e.step, e.width, e.height) for e in shown] == [(5, 100, 50), (10, 100, 50)]
+
+    Logs(tmp_path, "none", resume_step=7).close()
+    held = [p.name for p in (tmp_path / "pictures").iterdir()]
+    assert held == ["validation-picture-00000005.png"]
+
+
+def test_the_configuration_is_told(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    Logs(tmp_path, config=load_config("planet")).close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (text,) = events.Tensors("config/text_summary")
+    assert "latent_channels: 64" in text.tensor_proto.string_val[0].decode()
+
+
+def test_none_writes_no_events(tmp_path):
+    Logs(tmp_path, "none").close()
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_unknown_logger(tmp_path):
+    with pytest.raises(AppaError, match="did you mean 'tensorboard'"):
+        Logs(tmp_path, "tensorbord")
+
+
+@pytest.mark.parametrize(("kind", "package"), [("wandb", "wandb"), ("tensorboard", "tensorboard")])
+def test_a_missing_package_is_named(tmp_path, kind, package):
+    r"""In a process where the package cannot be imported, installed or not."""
+    script = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from appa.errors import AppaError\n"
+        "from appa.training.logs import Logs\n"
+        f"try: Logs({str(tmp_path / 'run')!r}, {kind!r})\n"
+        "except AppaError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "is not installed" in done.stdout, done.stderr
+    assert f"pip install {package}" in done.stdout
+    assert "--logger none" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_is_imported_only_if_asked(tmp_path):
+    script = (
+        "import sys\n"
+        "from appa.training.logs import Logs\n"
+        f"Logs({str(tmp_path)!r}, 'tensorboard').close()\n"
+        "assert 'wandb' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with Logs(tmp_path, "wandb", config={"a": 1}) as logs:
+        logs.scalars(1, {"loss": 1.0})
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+    assert entries(tmp_path)[0]["loss"] == 1.0
+
+
+def test_a_full_disk_is_told(tmp_path):
+    r"""A log on a device that is always full."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    logs = Logs(tmp_path, "none")
+    logs.file.close()
+    logs.file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
+    with pytest.raises(AppaError, match=r"No space left.*goes on from the last checkpoint"):
+        logs.scalars(1, {"loss": 1.0})
+    with pytest.warns(UserWarning, match="No space left"):
+        logs.close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AppaError, match="cannot be written"):
+        Logs(tmp_path / "file" / "training", "none")

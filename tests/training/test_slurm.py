@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from appa.errors import AppaError
+from appa.training.slurm import minutes, submit
+
+ROOT = Path(__file__).parents[2]
+
+
+def report(folder: str) -> None:
+    r"""What a task of a job runs: it says who it is, and sums ranks over all."""
+    import torch
+
+    from appa.training.distribution import distributed
+
+    with distributed("cpu") as ranks:
+        total = ranks.mean(torch.tensor(float(ranks.rank))) * ranks.world
+        told = {"rank": ranks.rank, "world": ranks.world, "sum": total.item()}
+    told["local"] = int(os.environ["LOCAL_RANK"])
+    (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(told))
+
+
+def linger(folder: str) -> None:
+    r"""Goes on until its third start, each time one line longer."""
+    lines = Path(folder) / "starts.txt"
+    with open(lines, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(lines.read_text().splitlines()) < 3:
+        time.sleep(60)
+
+
+def fail() -> None:
+    raise AppaError("the store is missing")
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch):
+    r"""Jobs find the functions above by name, as they find those of an installed package."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def wait(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def test_a_task_for_each_rank(tmp_path):
+    job = submit(
+        report,
+        {"folder": str(tmp_path)},
+        tmp_path / "logs",
+        gpus_per_node=0,
+        tasks_per_node=2,
+        cluster="local",
+    )
+    job.results()
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r} for r in (0, 1)]
+    assert {p.suffix for p in (tmp_path / "logs").iterdir()} >= {".out", ".err"}
+
+
+def test_a_preempted_job_starts_again(tmp_path):
+    job = submit(
+        linger, {"folder": str(tmp_path)}, tmp_path / "logs", gpus_per_node=0, cluster="local"
+    )
+    lines = tmp_path / "starts.txt"
+    for start in (1, 2):
+        wait(lambda start=start: lines.exists() and len(lines.read_text().splitlines()) == start)
+        os.kill(int(lines.read_text().split()[-1]), signal.SIGUSR2)
+    job.results()
+    assert len(set(lines.read_text().split())) == 3
+    assert "preempted" in job.stderr()
+
+
+def test_a_failed_job_tells_why(tmp_path):
+    job = submit(fail, {}, tmp_path / "logs", gpus_per_node=0, cluster="local")
+    assert "AppaError: the store is missing" in str(job.exception())
+
+
+# A Slurm of two shell scripts, which write down what they are given and run it on this machine.
+SBATCH = r"""#!/bin/bash
+cp "$1" "{folder}/batch.sh"
+export SLURM_JOB_ID=4242 SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST="$(hostname)"
+export SLURM_NTASKS=$(sed -n 's/#SBATCH --ntasks-per-node=//p' "$1")
+(bash "$1" > "{folder}/batch.log" 2>&1 &)
+echo "Submitted batch job 4242"
+"""
+SRUN = r"""#!/bin/bash
+out="$3" err="$5"; shift 5
+for task in $(seq 0 $((SLURM_NTASKS - 1))); do
+    o="${out//%j/4242}" e="${err//%j/4242}"
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NODEID=0 \
+        "$@" > "${o//%t/$task}" 2> "${e//%t/$task}" &
+done
+wait
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in (("sbatch", SBATCH.replace("{folder}", str(folder))), ("srun", SRUN)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_what_slurm_is_asked_for(tmp_path, slurm):
+    job = submit(
+        report,
+        {"folder": str(tmp_path)},
+        tmp_path / "logs",
+        name="train-planet",
+        gpus_per_node=2,
+        cpus_per_task=3,
+        limit="1-12:30:00",
+        partition="gpu",
+        account="weather",
+        options={"qos": "high"},
+    )
+    assert job.job_id == "4242"
+    asked = set(re.findall(r"#SBATCH --(\S+)", (slurm / "batch.sh").read_text()))
+    assert asked >= {
+        "job-name=train-planet",
+        "nodes=1",
+        "ntasks-per-node=2",
+        "gpus-per-node=2",
+        "cpus-per-task=3",
+        "time=2190",
+        "partition=gpu",
+        "account=weather",
+        "qos=high",
+        "requeue",
+        "open-mode=append",
+        "signal=USR2@300",
+    }
+    # and the tasks it starts find one another
+    wait(lambda: all((tmp_path / f"{rank}.json").exists() for rank in (0, 1)))
+    wait(lambda: len(list((tmp_path / "logs").glob("*_result.pkl"))) == 2)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r} for r in (0, 1)]
+
+
+def test_without_gpus_none_are_asked_for(tmp_path, slurm):
+    script = f'#!/bin/bash\ncp "$1" "{slurm}/batch.sh"\necho "Submitted batch job 4242"\n'
+    (slurm / "sbatch").write_text(script)
+    submit(report, {"folder": str(tmp_path)}, tmp_path / "logs", nodes=4, gpus_per_node=0)
+    text = (slurm / "batch.sh").read_text()
+    assert "--gpus" not in text
+    assert "#SBATCH --nodes=4\n" in text
+    assert "#SBATCH --ntasks-per-node=1\n" in text
+
+
+def test_a_job_that_slurm_refuses(tmp_path, slurm):
+    told = "sbatch: error: invalid partition specified: gpuu"
+    (slurm / "sbatch").write_text(f"#!/bin/bash\necho '{told}' >&2\nexit 1\n")
+    with pytest.raises(AppaError, match=f"does not take the job: {told}"):
+        submit(report, {}, tmp_path / "logs", partition="gpuu")
+
+
+def test_no_slurm(tmp_path):
+    if shutil.which("sbatch"):
+        pytest.skip("there is a Slurm here")
+    with pytest.raises(AppaError, match="no Slurm here"):
+        submit(report, {}, tmp_path / "logs")
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        # as sbatch's manual has them
+        ("90", 90),
+        ("24:00:00", 1440),
+        ("0:30:01", 31),
+        ("2-0", 2880),
+        ("1-12:30", 2190),
+        ("1-12:30:00", 2190),
+    ],
+)
+def test_time_limits(time, expected):
+    assert minutes(time) == expected
+
+
+@pytest.mark.parametrize("time", ["", "a day", "1h", "-3", "0", "1-", "1:2:3:4"])
+def test_what_is_no_time_limit(time):
+    with pytest.raises(AppaError, match="found the time"):
+        minutes(time)
+
+
+def test_the_module_is_light():
+    r"""Submitting happens on login nodes: nothing heavy is imported for it."""
+    script = "import sys, appa.training.slurm; assert not {'torch', 'submitit'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
