@@ -35,17 +35,19 @@ for step in $STEPS; do
             --every 10000 --validate-every 5000 --workers "$WORKERS"
         ;;
     score-autoencoder)
-        $APPA score autoencoder "$RUN" --data "$STATES" --out "$RUN/scores"
+        $APPA score autoencoder "$RUN" --data "$STATES" --train-data "$STATES" \
+            --climatology planet --out "$RUN/scores"
         ;;
     encode)
-        [ -d "$LATENTS" ] || $APPA encode "$RUN" "$STATES" "$LATENTS"
+        [ -d "$LATENTS" ] || $APPA encode "$RUN" "$STATES" "$LATENTS" \
+            --batch 64 --workers "$WORKERS"
         ;;
     denoiser)
         $APPA train denoiser "$RUN" --data "$LATENTS" \
             --every 5000 --validate-every 2000 --workers "$WORKERS"
         ;;
     score-prior)
-        $APPA score prior "$RUN" --data "$STATES" --out "$RUN/scores"
+        $APPA score prior "$RUN" --data "$STATES" --climatology planet --out "$RUN/scores"
         ;;
     *)
         echo "unknown step $step; steps: simulate autoencoder score-autoencoder encode denoiser" \

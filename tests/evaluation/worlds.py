@@ -162,8 +162,8 @@ class Gaussian(nn.Module):
     def __init__(self, window: int, rho: float):
         super().__init__()
         self.window, self.schedule = window, RectifiedSchedule(1e-3, 1e3)
-        self.backbone = nn.Linear(1, 1)  # of which only shapes and place are asked
-        self.backbone.shape, self.backbone.channels = (window, *GRID.shape), 4
+        self.latent_shape = (4, *GRID.shape)
+        self.backbone = nn.Linear(1, 1)  # of which only the place is asked
         hours = np.arange(window)
         values, vectors = np.linalg.eigh(rho ** abs(hours[:, None] - hours))
         self.values = torch.from_numpy(values).float()

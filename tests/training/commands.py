@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xarray as xr
+from safetensors.torch import load_file
 
 from appa.data.stores import open_store
 from appa.data.writing import StoreWriter
@@ -93,3 +94,11 @@ def appa(*arguments: object, status: int = 0, **environment: str) -> str:
     said = done.stdout + done.stderr
     assert done.returncode == status, said
     return said
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    r"""Whether two files hold the same tensors, bit for bit."""
+    x, y = load_file(a), load_file(b)
+    return x.keys() == y.keys() and all(
+        x[k].dtype == y[k].dtype and x[k].numpy().tobytes() == y[k].numpy().tobytes() for k in x
+    )

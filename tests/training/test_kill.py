@@ -17,12 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from appa.config import load_config
 from appa.training.checkpoints import TENSORS, Checkpoints
 
-from .commands import ENVIRONMENT, appa, command, write_config, write_latents, write_store
+from .commands import (
+    ENVIRONMENT,
+    appa,
+    command,
+    same_weights,
+    write_config,
+    write_latents,
+    write_store,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -85,10 +92,6 @@ def kill(arguments: list, checkpoints: Path, beyond: int, delay: float) -> int:
         process.communicate()
     assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
     return max(Checkpoints(checkpoints).steps())
-
-
-def same_weights(a: Path, b: Path) -> bool:
-    return a.read_bytes() == b.read_bytes() and len(load_file(a)) > 0
 
 
 @pytest.mark.parametrize("network", ["autoencoder", "denoiser"])

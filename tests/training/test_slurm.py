@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from appa.config import load_config
 from appa.errors import AppaError
+from appa.training.checkpoints import Checkpoints
 from appa.training.slurm import minutes, submit
+from appa.training.start import start
+
+from .commands import same_weights, write_config, write_latents
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +36,32 @@ def report(folder: str) -> None:
     (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(told))
 
 
-def linger(folder: str) -> None:
-    r"""Goes on until its third start, each time one line longer."""
+class Outcome:
+    interrupted = True
+
+
+def linger(folder: str) -> Outcome | None:
+    r"""A training that stops when it is told to, and is over when it starts for the third time."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     lines = Path(folder) / "starts.txt"
     with open(lines, "a") as file:
         file.write(f"{os.getpid()}\n")
-    if len(lines.read_text().splitlines()) < 3:
+    if len(lines.read_text().splitlines()) == 3:
+        return None
+    while not told:
+        time.sleep(0.01)
+    with open(Path(folder) / "saved.txt", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return Outcome()
+
+
+def deaf(folder: str) -> None:
+    r"""A training that is too slow to save in time."""
+    lines = Path(folder) / "starts.txt"
+    with open(lines, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(lines.read_text().splitlines()) == 1:
         time.sleep(60)
 
 
@@ -47,7 +72,7 @@ def fail() -> None:
 @pytest.fixture(autouse=True)
 def _path(monkeypatch):
     r"""Jobs find the functions above by name, as they find those of an installed package."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -73,17 +98,81 @@ def test_a_task_for_each_rank(tmp_path):
     assert {p.suffix for p in (tmp_path / "logs").iterdir()} >= {".out", ".err"}
 
 
-def test_a_preempted_job_starts_again(tmp_path):
+def test_a_warned_job_saves_and_starts_again(tmp_path):
     job = submit(
         linger, {"folder": str(tmp_path)}, tmp_path / "logs", gpus_per_node=0, cluster="local"
     )
     lines = tmp_path / "starts.txt"
-    for start in (1, 2):
-        wait(lambda start=start: lines.exists() and len(lines.read_text().splitlines()) == start)
+    for n in (1, 2):
+        wait(lambda n=n: lines.exists() and len(lines.read_text().splitlines()) == n)
         os.kill(int(lines.read_text().split()[-1]), signal.SIGUSR2)
     job.results()
-    assert len(set(lines.read_text().split())) == 3
-    assert "preempted" in job.stderr()
+    started = lines.read_text().split()
+    assert len(set(started)) == 3
+    assert (tmp_path / "saved.txt").read_text().split() == started[:2]
+
+
+def test_a_warned_job_that_cannot_save_starts_again_too(tmp_path):
+    job = submit(
+        deaf,
+        {"folder": str(tmp_path)},
+        tmp_path / "logs",
+        gpus_per_node=0,
+        delay=2,
+        cluster="local",
+    )
+    lines = tmp_path / "starts.txt"
+    wait(lambda: lines.exists() and lines.read_text().endswith("\n"))
+    os.kill(int(lines.read_text()), signal.SIGUSR2)
+    job.results()
+    assert len(set(lines.read_text().split())) == 2
+
+
+def test_sigterm_alone_waits_for_slurm(tmp_path):
+    r"""It may be `scancel`: the work is saved, and the job is neither over nor queued again."""
+    job = submit(
+        linger, {"folder": str(tmp_path)}, tmp_path / "logs", gpus_per_node=0, cluster="local"
+    )
+    lines, saved = tmp_path / "starts.txt", tmp_path / "saved.txt"
+    wait(lambda: lines.exists() and lines.read_text().endswith("\n"))
+    task = int(lines.read_text())
+    os.kill(task, signal.SIGTERM)
+    wait(saved.exists)
+    time.sleep(0.5)
+    assert not job.done()
+    os.kill(task, signal.SIGKILL)  # as Slurm does
+    wait(job.done)
+    assert len(lines.read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_training_as_a_job(tmp_path):
+    r"""A real training, preempted in the middle, ends with the weights of one that was not."""
+    write_latents(tmp_path)
+    write_config(tmp_path)
+    options = {"data": str(tmp_path / "latents.zarr"), "steps": 60, "every": 3, "device": "cpu"}
+    for name in ("straight", "job"):
+        (tmp_path / name).mkdir()
+        text = load_config(tmp_path / "tiny.yaml").to_yaml()
+        (tmp_path / name / "config.yaml").write_text(text)
+    where = {"gpus_per_node": 0, "cluster": "local"}
+
+    run = tmp_path / "straight"
+    arguments = {"network": "denoiser", "run": str(run), **options}
+    submit(start, arguments, tmp_path / "logs", **where).results()
+
+    run = tmp_path / "job"
+    arguments = {"network": "denoiser", "run": str(run), **options}
+    job = submit(start, arguments, tmp_path / "logs", **where)
+    checkpoints = Checkpoints(run / "training" / "denoiser" / "checkpoints")
+    wait(checkpoints.steps)
+    (task,) = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()
+    os.kill(int(task), signal.SIGUSR2)
+    job.results()
+    assert "interrupted" in job.stderr()
+    assert re.search(r"going on from step \d+\n", job.stderr())
+    weights = [tmp_path / name / "denoiser.safetensors" for name in ("straight", "job")]
+    assert same_weights(*weights)
 
 
 def test_a_failed_job_tells_why(tmp_path):

@@ -32,7 +32,6 @@ def make_task(folder: Path, name: str, optimizer: str = "adam", **changes: Any) 
     torch.manual_seed(0)
     if name == "denoiser":
         task: Task = DenoiserTask(config, small.latents(config))
-        task.offset, task.scale = task.offset.double(), task.scale.double()  # type: ignore
     else:
         task = AutoencoderTask(config, folder / "store.zarr", small.state_statistics())
     if optimizer != "soap":  # whose moments are in single precision anyway

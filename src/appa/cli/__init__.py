@@ -35,7 +35,7 @@ def main() -> None:
 
 def application() -> typer.Typer:
     r"""The application, with all its commands."""
-    from . import config, data, demo, models, train
+    from . import config, data, demo, models, score, train
 
     app = typer.Typer(
         name="appa",
@@ -49,6 +49,7 @@ def application() -> typer.Typer:
     app.add_typer(config.app, name="config")
     app.add_typer(data.app, name="data")
     app.add_typer(train.app, name="train")
+    app.add_typer(score.app, name="score")
     models.register(app)
     demo.register(app)
     return app

@@ -154,10 +154,8 @@ def autoencoder(
     Example: appa train autoencoder planet --data planet.zarr --out runs/planet
     """
     from ..config import load_config
-    from ..data.stores import open_store
 
     config = load_config(preset)
-    open_store(data)  # what is wrong with it is told now, not by a job an hour later
     out = out or Path("runs") / Path(preset).stem
     arguments = {
         "config": config,
@@ -218,11 +216,6 @@ def denoiser(
 
     Example: appa train denoiser runs/planet --data latents.zarr
     """
-    from ..data.sources import open_source
-    from ..tasks.folders import read_config
-
-    read_config(run)
-    open_source(data)
     arguments = {
         "run": run,
         "data": data,
@@ -266,7 +259,7 @@ def _submit(
     sbatch: list[str] | None,
 ) -> None:
     from ..training.slurm import SlurmError, submit
-    from ..training.start import start
+    from ..training.start import intentions, start
 
     options = {}
     for option in sbatch or []:
@@ -274,6 +267,8 @@ def _submit(
         if not (key and equals):
             raise SlurmError(f"--sbatch {option!r} is no KEY=VALUE, such as qos=high")
         options[key] = value
+    # What is wrong is told now, not by a job an hour later.
+    lines = intentions(network, arguments, nodes * max(1, gpus_per_node))
     folder = run / "training" / network / "slurm"
     job = submit(
         start,
@@ -287,4 +282,5 @@ def _submit(
         account=account,
         options=options,
     )
+    typer.echo("\n".join(lines), err=True)
     typer.echo(f"job {job.job_id} is submitted; it logs to {folder}")

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..diffusion.sampling import draw
 from ..diffusion.trajectory import joints, padded_length
 from ..errors import DataError
-from .reconstruction import named, resolved, seam, shown
+from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
 from .trajectories import Trajectories
@@ -153,7 +153,8 @@ def _dataset(
 
     rows: dict[str, list[np.ndarray]] = {}
     _, _, bias, weather = truth.moments()
-    unit = np.sqrt((weights * weather**2).sum((-2, -1)))  # of the weather
+    unit = np.sqrt((weights * weather**2).sum((-2, -1)))
+    unit = np.where(unit > 0.01, unit, np.nan)  # a prescribed SST has no weather
     for source in sources.values():
         energy = np.full((len(QUANTILES), len(domain.channels), last + 1), np.nan)
         if source.spectral:
@@ -255,12 +256,15 @@ def _summary(scores: xr.Dataset) -> dict[str, Any]:
         "std_ratio": _each(scores["std_ratio"].sel(channel=channels), "draws"),
         "mean_distance": _each(scores["mean_distance"].sel(channel=channels), "draws"),
         "mean_expected": _each(scores["mean_expected"].sel(channel=channels)),
+        "mean_distance_total": float(scores["mean_distance"].sel(source="draws").mean()),
+        "mean_expected_total": float(scores["mean_expected"].mean()),
+        "std_distance_total": float(scores["std_distance"].sel(source="draws").mean()),
+        "std_expected_total": float(scores["std_expected"].mean()),
         "resolved": resolved(scores, "draws"),
+        "fine_energy": fine_energy(scores, "draws"),
     }
-    steps = scores["steps"]
-    truth = steps.sel(source="truth")
     for source in ("reconstruction", "draws"):
-        found[f"seam_{source}"] = seam((steps.sel(source=source) / truth.where(truth > 0)).values)
+        found[f"seam_{source}"] = seam(relative_steps(scores, source).values)
     if float(scores["joint"].sum()) > 0:
         for name in ("tendency_across", "curvature_across"):
             found[name] = {

@@ -26,6 +26,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from ..data.variables import VARIABLES
 from ..progress import progress
 from .spectra import QUANTILES, Spectra, truncation, wavelength
 from .streaming import Domain, open_climatology, weather_deviation, windows
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 __all__ = [
     "EDGES",
     "LEVELS",
+    "everywhere",
+    "fine_energy",
     "named",
+    "relative_steps",
     "resolved",
     "score_autoencoder",
     "seam",
@@ -236,12 +240,34 @@ def summarize(scores: xr.Dataset, train: xr.Dataset | None = None) -> dict[str, 
     if train is not None:
         found["rmse_train"] = float(train["rmse"].mean())
         found["test_over_train"] = found["rmse"] / found["rmse_train"]
-    error = scores["error_longitude"].values
-    steps = scores["steps"].values
+    error = everywhere(scores)["error_longitude"].values
     found["seam_error"] = seam((error + np.roll(error, -1, -1)) / 2)
-    found["seam_steps"] = seam(steps[1] / np.where(steps[0] > 0, steps[0], np.nan))
+    found["seam_steps"] = seam(relative_steps(scores, "reconstruction").values)
     found["resolved"] = resolved(scores, "reconstruction")
+    found["fine_energy"] = fine_energy(scores, "reconstruction")
     return found
+
+
+def everywhere(scores: xr.Dataset) -> xr.Dataset:
+    r"""The scores of channels that are defined everywhere: no coast crosses their seam."""
+    keep = [VARIABLES[v].missing is None for v in scores["variable"].values]
+    return scores.isel(channel=np.flatnonzero(keep))
+
+
+def relative_steps(scores: xr.Dataset, source: str) -> xr.DataArray:
+    r"""Mean square differences between neighbouring longitudes, relative to the truth's."""
+    steps = everywhere(scores)["steps"]
+    truth = steps.sel(source="truth")
+    return steps.sel(source=source) / truth.where(truth > 0)
+
+
+def fine_energy(scores: xr.Dataset, source: str, km: float = 3000.0) -> dict[str, float]:
+    r"""The energy at wavelengths below `km` relative to the truth's, by channel, from medians."""
+    median = scores["spectrum"].sel(quantile=0.5)
+    total = median.isel(wavenumber=np.flatnonzero(scores["wavelength"].values < km))
+    total = total.sum("wavenumber", skipna=False)
+    ratio = (total.sel(source=source) / total.sel(source="truth")).dropna("channel")
+    return _by_channel(ratio)
 
 
 def resolved(scores: xr.Dataset, source: str, least: float = 0.5) -> dict[str, float]:
@@ -255,7 +281,7 @@ def resolved(scores: xr.Dataset, source: str, least: float = 0.5) -> dict[str, f
     for channel in scores["channel"].values.tolist():
         truth = median.sel(source="truth", channel=channel).values[1:]
         other = median.sel(source=source, channel=channel).values[1:]
-        if np.isnan(truth).any():
+        if not np.isfinite(truth).all():
             continue
         lost = (other < least * truth) & (truth > 1e-8 * truth.sum())
         count = int(lost.argmax()) if lost.any() else len(truth)

@@ -1,4 +1,7 @@
-r"""Maps of what a prior draws, beside the truth; curves are in :mod:`appa.plots.prior`."""
+r"""Maps of what a prior draws, beside the truth, and all figures of a set of scores.
+
+Curves are in :mod:`appa.plots.prior`.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,48 @@ import numpy as np
 import xarray as xr
 
 from .maps import add_coastline, draw_colorbar, globe, moment, plot_map, project, split
-from .prior import at_length, panels, place
+from .prior import (
+    at_length,
+    panels,
+    place,
+    plot_autocorrelation,
+    plot_changes,
+    plot_errors,
+    plot_rmse,
+    plot_seam,
+    plot_spectra,
+    plot_variance,
+)
 from .style import INK, label, limits, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_examples", "plot_moments"]
+__all__ = ["figures", "plot_examples", "plot_moments"]
 
 MAPS = ("t2m", "u10", "z500", "q700")
+
+
+def figures(scores: xr.Dataset) -> dict[str, Figure]:
+    r"""All figures of scores, by name: those of reconstructions, or those of a prior."""
+    if "length" not in scores.dims:
+        return {
+            "rmse": plot_rmse(scores),
+            "errors": plot_errors(scores),
+            "spectra": plot_spectra(scores),
+            "seam": plot_seam(scores),
+        }
+    land = scores.get("land_sea_mask")
+    return {
+        "examples": plot_examples(scores, land),
+        "moments": plot_moments(scores, land),
+        "spectra": plot_spectra(scores),
+        "autocorrelation": plot_autocorrelation(scores),
+        "variance": plot_variance(scores),
+        "changes": plot_changes(scores),
+        "seam": plot_seam(scores),
+    }
 
 
 def plot_moments(

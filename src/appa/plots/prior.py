@@ -16,6 +16,8 @@ import numpy as np
 import xarray as xr
 
 from ..data.variables import VARIABLES
+from ..evaluation.prior import PAPER
+from ..evaluation.reconstruction import relative_steps
 from .style import INK, MUTED, label, require
 
 if TYPE_CHECKING:
@@ -217,16 +219,15 @@ def plot_changes(scores: xr.Dataset) -> Figure:
 
 
 def plot_seam(scores: xr.Dataset, length: int | None = None) -> Figure:
-    r"""Differences between neighbouring longitudes relative to the truth's, the mean over
-    channels; the last is across the seam."""
+    r"""Differences between neighbouring longitudes relative to the truth's, the mean over channels
+    that are defined everywhere; the last is across the seam."""
     figure, axes = panels(1, 1, (6.4, 2.8))
     ax = axes.flat[0]
-    steps = at_length(scores, length)["steps"]
-    truth = steps.sel(source="truth")
-    x = steps["longitude"].values
+    scores = at_length(scores, length)
+    x = scores["longitude"].values
     x = x + (x[1] - x[0]) / 2
-    for source in steps["source"].values.tolist()[1:]:
-        ratio = (steps.sel(source=source) / truth.where(truth > 0)).mean("channel") ** 0.5
+    for source in scores["source"].values.tolist()[1:]:
+        ratio = relative_steps(scores, source).mean("channel") ** 0.5
         ax.plot(x, ratio, color=COLOURS[source], linewidth=1.2, label=source)
         ax.plot(x[-1], ratio[-1], "o", color=COLOURS[source], markersize=4)
     ax.axhline(1, color=MUTED, linewidth=0.6)
@@ -313,8 +314,6 @@ def place(scores: xr.Dataset, channel: str) -> tuple[str, int | None]:
 
 
 def _paper(scores: xr.Dataset) -> list[str]:
-    from ..evaluation.prior import PAPER
-
     known = scores["channel"].values.tolist()
     return [c for c in PAPER if c in known] or known[:8]
 

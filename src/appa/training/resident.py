@@ -100,7 +100,8 @@ class Resident(Feed):
             done = 0
             for x, _ in hours:
                 m = min(len(x), n - done)
-                self.hours[done : done + m].copy_(x[:m, 0], non_blocking=True)
+                # to the device as it is, and to its type there
+                self.hours[done : done + m] = x[:m, 0].to(device, non_blocking=True)
                 done += m
                 p.advance(m)
         times = hours.times[self.first : self.first + n]

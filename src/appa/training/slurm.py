@@ -91,6 +91,7 @@ def submit(
     tasks_per_node: int | None = None,
     cpus_per_task: int | None = None,
     limit: str = "24:00:00",
+    delay: int | None = None,
     partition: str | None = None,
     account: str | None = None,
     options: Mapping[str, str] | None = None,
@@ -108,6 +109,8 @@ def submit(
         tasks_per_node: The number of tasks on each, by default one a GPU, or one without GPUs.
         cpus_per_task: The number of cores for each task.
         limit: How long the job may run before it is queued again, as Slurm writes it.
+        delay: The seconds before that at which it is warned, by default five minutes, and no more
+            than a tenth of the time.
         partition: The partition.
         account: The account.
         options: Other options of `sbatch`, e.g. `{"qos": "high"}`.
@@ -124,7 +127,7 @@ def submit(
         raise SlurmError(f"submitit is not installed ({error}); pip install submitit") from error
 
     folder, allowed = Path(folder).absolute(), minutes(limit)
-    delay = max(30, min(300, 6 * allowed))  # a tenth of it, or five minutes
+    delay = delay or max(30, min(300, 6 * allowed))
     if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
         raise SlurmError(
             "there is no Slurm here: sbatch and srun are not found. Submit from a login node of "

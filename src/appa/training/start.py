@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
 from ..costs import autoencoder_parameters, denoiser_parameters
 from ..data.sources import open_source
+from ..errors import nearest
 from ..tasks.folders import read_config
+from .logs import KINDS, LogError
 from .loop import train_autoencoder, train_denoiser
-from .options import Outcome, shares
+from .options import Options, Outcome, shares
 
 __all__ = ["intentions", "start"]
+
+TRAIN = {"autoencoder": train_autoencoder, "denoiser": train_denoiser}
 
 
 def start(network: str, **arguments: Any) -> Outcome:
@@ -25,52 +31,58 @@ def start(network: str, **arguments: Any) -> Outcome:
         arguments: See :func:`appa.training.loop.train_autoencoder` and
             :func:`appa.training.loop.train_denoiser`.
     """
+    lines = intentions(network, arguments, int(os.environ.get("WORLD_SIZE", "1")))
     first = int(os.environ.get("RANK", "0")) == 0
-    out = Path(arguments["out"] if network == "autoencoder" else arguments["run"])
-    config = arguments["config"] if network == "autoencoder" else read_config(out)
     if first:
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        micro, steps = arguments.get("micro_batch"), arguments.get("steps")
-        for line in intentions(config, network, arguments["data"], out, world, micro, steps):
-            print(line, file=sys.stderr, flush=True)
-    function = train_autoencoder if network == "autoencoder" else train_denoiser
-    outcome = function(**arguments)
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    outcome = TRAIN[network](**arguments)
     if first and not outcome.interrupted:
         found = {name: outcome.metrics.get(name) for name in ("loss", "rmse")}
         told = ", ".join(f"{name} {x:.4g}" for name, x in found.items() if x is not None)
         print(
-            f"{out / f'{network}.safetensors'} is complete after {outcome.step} updates"
-            + (f"; validation: {told}" if told else ""),
+            f"{_folder(arguments) / f'{network}.safetensors'} is complete after {outcome.step} "
+            f"updates{f'; validation: {told}' if told else ''}",
             file=sys.stderr,
             flush=True,
         )
     return outcome
 
 
-def intentions(
-    config: Config,
-    network: str,
-    data: Any,
-    out: Path,
-    world: int = 1,
-    micro_batch: int | None = None,
-    steps: int | None = None,
-) -> list[str]:
-    r"""What a training is about to do, in a few lines."""
-    states = network == "autoencoder"
-    settings = config.training.autoencoder if states else config.training.denoiser
-    parameters = autoencoder_parameters(config) if states else denoiser_parameters(config)
-    shape = " × ".join(map(str, config.state_shape if states else config.latent_shape))
-    what = f"states {shape}" if states else f"windows of {config.window} latents {shape}"
-    micro, accumulation = shares(settings.batch_size, world, micro_batch)
+def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> list[str]:
+    r"""What a training is about to do, in a few lines; an error where it cannot.
+
+    Arguments:
+        network: `autoencoder` or `denoiser`.
+        arguments: Those of :func:`start`.
+        world: The number of ranks.
+    """
+    known = {field.name for field in fields(Options)}
+    Options(**{name: value for name, value in arguments.items() if name in known})
+    if (logger := arguments.get("logger", "none")) not in KINDS:
+        raise LogError(f"unknown logger {logger!r}{nearest(logger, KINDS)}")
+    out, data = _folder(arguments), arguments["data"]
+    if network == "autoencoder":
+        config: Config = arguments["config"]
+        settings, parameters = config.training.autoencoder, autoencoder_parameters(config)
+        what = "states", config.state_shape
+    else:
+        config = read_config(out)
+        settings, parameters = config.training.denoiser, denoiser_parameters(config)
+        what = f"windows of {config.window} latents", config.latent_shape
+    hours = _hours(config, data)
+    micro, accumulation = shares(settings.batch_size, world, arguments.get("micro_batch"))
     return [
-        f"{network}: {_count(parameters)} parameters, {what}",
-        f"data: {_hours(config, data):,} hours of the training split in {data}",
-        f"updates: {steps or settings.steps:,} of {settings.batch_size} = {micro} at once × "
-        f"{accumulation} accumulated × {world} rank{'s' if world > 1 else ''}, with "
+        f"{network}: {_count(parameters)} parameters, {what[0]} {' × '.join(map(str, what[1]))}",
+        f"data: {hours:,} hours of the training split in {data}",
+        f"updates: {arguments.get('steps') or settings.steps:,} of {settings.batch_size} = "
+        f"{micro} at once × {accumulation} accumulated × {world} rank{'s' * (world > 1)}, with "
         f"{settings.optimizer}",
         f"writes to {out}",
     ]
+
+
+def _folder(arguments: Mapping[str, Any]) -> Path:
+    return Path(arguments["out"] if "out" in arguments else arguments["run"])
 
 
 def _hours(config: Config, data: Any) -> int:

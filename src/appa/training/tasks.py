@@ -11,7 +11,8 @@ The autoencoder's loss is the weighted error of :math:`D(E(x) + \sigma_z \epsilo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,16 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data.sources import open_source
 from ..data.states import Standardizer
+from ..data.variables import Channel
 from ..data.windows import WindowLoader
 from ..diffusion.denoiser import Denoiser
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..nn.autoencoder import Autoencoder
 from ..sections import Training
 from ..tasks.building import build_autoencoder, build_denoiser
 from ..tasks.folders import write_config, write_statistics
 from .losses import WeightedError
-from .noise import normal, uniform
+from .noise import keys, normal, uniform
 from .pictures import draw_reconstruction
 from .resident import Feed, make_feed
 from .validation import Batch, Validation
@@ -50,7 +52,7 @@ SIGMAS = (1e-2, 1e-1, 1.0, 1e1, 1e2)  # edges of the bins that the denoiser's lo
 NOISE, LATENT_NOISE, TIME = 0, 1, 2
 
 
-class Task:
+class Task(ABC):
     r"""A network to train.
 
     Arguments:
@@ -70,12 +72,10 @@ class Task:
         self.config, self.data = config, data
         self.network, self.objective = network, objective
         self.device = torch.device("cpu")
-        self.generator: torch.Generator | None = None
 
     def to(self, device: torch.device) -> None:
         r"""Moves the network to a device."""
         self.device = device
-        self.generator = torch.Generator(device)
         self.objective.to(device)
 
     @property
@@ -89,9 +89,9 @@ class Task:
         return 1
 
     @property
+    @abstractmethod
     def units(self) -> list[nn.Module]:
         r"""The modules whose parameters are gathered together where they are cut."""
-        raise AttributeError
 
     @property
     def options(self) -> dict[str, Any]:
@@ -160,21 +160,19 @@ class Task:
         )
         return Validation(loader, count)
 
-    def inputs(self, x: Tensor, clock: Tensor, step: int, index: Sequence[int], seed: int) -> Any:
+    def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         r"""What the objective takes, of a batch.
 
         Arguments:
             x: Windows, with shape :math:`(B, W, C, H, W')`.
             clock: Their clock, with shape :math:`(B, W, 4)`.
-            step: The update :math:`s`.
-            index: The place :math:`i` of each in the global batch.
-            seed: The seed.
+            keys: The keys of what is random about them, with shape :math:`(B)`.
         """
-        raise AttributeError
+        return x, keys
 
+    @abstractmethod
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
         r"""What validation finds; the same on all ranks."""
-        raise AttributeError
 
     def figure(self, batch: Batch) -> Figure | None:
         r"""A picture of what the network does, if it is to have one."""
@@ -190,13 +188,26 @@ class Task:
 
 
 class Reconstruction(nn.Module):
-    r"""The loss of an autoencoder."""
+    r"""The loss of an autoencoder.
 
-    def __init__(self, network: Autoencoder, criterion: WeightedError):
+    Arguments:
+        network: The autoencoder.
+        criterion: The error of reconstructions.
+        noise: The latent noise :math:`\sigma_z`.
+    """
+
+    def __init__(self, network: Autoencoder, criterion: WeightedError, noise: float):
         super().__init__()
-        self.network, self.criterion = network, criterion
+        self.network, self.criterion, self.noise = network, criterion, noise
 
-    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+    def states(self, x: Tensor) -> Tensor:
+        r"""The states of windows of one hour, as convolutions take them fastest."""
+        fast = torch.channels_last if x.is_cuda else torch.contiguous_format
+        return x[:, 0].to(self.criterion.area.dtype, memory_format=fast)
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        x = self.states(x)
+        noise = self.noise * normal(keys, self.network.latent_shape, LATENT_NOISE)
         return self.criterion(self.network(x, noise), x)
 
 
@@ -215,6 +226,7 @@ class AutoencoderTask(Task):
     dtype = torch.float16
 
     network: Autoencoder
+    objective: Reconstruction
 
     def __init__(
         self,
@@ -224,11 +236,19 @@ class AutoencoderTask(Task):
         *,
         checkpointing: bool = False,
     ):
+        self.channels = [c for c in config.channels if isinstance(c, Channel)]
+        if len(self.channels) < len(config.channels):
+            raise ConfigError(
+                f"data.unnamed: {config.data.unnamed} channels without names cannot be told in a "
+                "store; to train, give data.surface, data.atmospheric and data.levels instead"
+            )
         network = build_autoencoder(config, checkpointing=checkpointing)
         levels = config.training.autoencoder.level_weights
         undefined = statistics["undefined"].values if "undefined" in statistics else None
-        self.criterion = WeightedError(config.channels, config.grid.weights, undefined, levels)
-        super().__init__(config, store, network, Reconstruction(network, self.criterion))
+        self.criterion = WeightedError(self.channels, config.grid.weights, undefined, levels)
+        noise = config.autoencoder.latent_noise
+        self.objective = Reconstruction(network, self.criterion, noise)
+        super().__init__(config, store, network, self.objective)
         self.statistics = statistics
         self.standardizer = Standardizer.from_config(config, statistics, undefined)
 
@@ -244,17 +264,6 @@ class AutoencoderTask(Task):
     def options(self) -> dict[str, Any]:
         return {"standardizer": self.standardizer}
 
-    def inputs(self, x: Tensor, clock: Tensor, step: int, index: Sequence[int], seed: int) -> Any:
-        keys = [(seed, step, i, LATENT_NOISE) for i in index]
-        noise = normal(self.network.latent_shape, keys, self.device, self.generator)
-        return self._states(x), self.config.autoencoder.latent_noise * noise
-
-    def _states(self, x: Tensor) -> Tensor:
-        x = x[:, 0].to(self.device, self.criterion.area.dtype)
-        # the layout that convolutions are fastest in
-        fast = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
-        return x.contiguous(memory_format=fast)
-
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
         r"""Loss and errors of reconstructions, without latent noise.
@@ -262,34 +271,63 @@ class AutoencoderTask(Task):
         The error of a channel is :math:`\sqrt{e_c}`, :math:`e_c` averaged over states; that of a
         variable is the mean of its levels', and `rmse` the mean of all channels'.
         """
-        total = torch.zeros(len(self.config.channels), device=self.device)
+        total = torch.zeros(len(self.channels), device=self.device)
         for x, _, _ in batches:
-            x = self._states(x)
+            x = self.objective.states(x.to(self.device))
             total += self.criterion.errors(self.network(x), x).mean(dim=0)
         mean = ranks.mean(total / len(batches))
         loss, rmse = (mean @ self.criterion.weights).item(), mean.sqrt().cpu().numpy()
         found = {"loss": loss, "rmse": float(rmse.mean())}
-        names = np.array([c.variable for c in self.config.channels])
+        names = np.array([c.variable for c in self.channels])
         for name in dict.fromkeys(names.tolist()):
             found[f"rmse/{name}"] = float(rmse[names == name].mean())
         return found
 
     @torch.no_grad()
     def figure(self, batch: Batch) -> Figure | None:
-        x = self._states(batch[0][:1])
+        x = self.objective.states(batch[0][:1].to(self.device))
         x, y = (t[0].float().cpu().numpy() for t in (x, self.network(x)))
-        return draw_reconstruction(x, y, self.config.channels)
+        return draw_reconstruction(x, y, self.channels)
 
 
 class Denoising(nn.Module):
-    r"""The loss of a denoiser."""
+    r"""The loss of a denoiser.
 
-    def __init__(self, network: Denoiser):
+    Arguments:
+        network: The denoiser.
+        mean: The mean :math:`\mu` of latents, with shape :math:`(C)`.
+        std: Their standard deviation :math:`s`, with shape :math:`(C)`.
+        noise: The latent noise :math:`\sigma_z`.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, network: Denoiser, mean: Tensor, std: Tensor, noise: float):
         super().__init__()
-        self.network = network
+        self.network, self.noise = network, noise
+        scale = (std**2 + noise**2).rsqrt()
+        self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
+        self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
 
-    def forward(self, z: Tensor, sigma_t: Tensor, clock: Tensor, noise: Tensor) -> Tensor:
-        return self.network.loss(z, sigma_t, clock, noise)
+    def forward(
+        self, x: Tensor, keys: Tensor, clock: Tensor, times: Tensor | None = None
+    ) -> Tensor:
+        r"""The losses :math:`(B)`, at times that are given or drawn."""
+        return self.losses(x, keys, clock, times)[0]
+
+    def losses(
+        self, x: Tensor, keys: Tensor, clock: Tensor, times: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        r"""The losses and the noise levels :math:`\sigma_t`, both with shape :math:`(B)`."""
+        t = uniform(keys, TIME) if times is None else times
+        sigma_t = self.network.schedule.sigma(t).to(self.mean.dtype)
+        z = x.to(self.mean.dtype)
+        if self.noise:
+            z = z + self.noise * normal(keys, x.shape[1:], LATENT_NOISE)
+        z = (z - self.mean) * self.scale
+        noise = normal(keys, x.shape[1:], NOISE).to(z.dtype)
+        return self.network.loss(z, sigma_t, clock.to(z.dtype), noise), sigma_t
 
 
 class DenoiserTask(Task):
@@ -305,10 +343,9 @@ class DenoiserTask(Task):
     dtype = torch.float32
 
     network: Denoiser
+    objective: Denoising
 
     def __init__(self, config: Config, latents: Any, *, checkpointing: bool = False):
-        network = build_denoiser(config, checkpointing=checkpointing)
-        super().__init__(config, latents, network, Denoising(network))
         ds = open_source(latents)
         if "latents" not in ds or "latents_mean" not in ds or "latents_std" not in ds:
             raise DataError(
@@ -324,13 +361,10 @@ class DenoiserTask(Task):
             torch.from_numpy(np.asarray(ds[f"latents_{name}"].values, np.float32))
             for name in ("mean", "std")
         )
-        self.offset = self.mean.view(-1, 1, 1)
-        spread = (self.std**2 + config.autoencoder.latent_noise**2).sqrt()
-        self.scale = 1 / spread.view(-1, 1, 1)
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self.offset, self.scale = self.offset.to(device), self.scale.to(device)
+        network = build_denoiser(config, checkpointing=checkpointing)
+        noise = config.autoencoder.latent_noise
+        self.objective = Denoising(network, self.mean, self.std, noise)
+        super().__init__(config, latents, network, self.objective)
 
     @property
     def window(self) -> int:
@@ -340,30 +374,8 @@ class DenoiserTask(Task):
     def units(self) -> list[nn.Module]:
         return list(self.network.backbone.blocks)  # type: ignore[arg-type]
 
-    def inputs(self, x: Tensor, clock: Tensor, step: int, index: Sequence[int], seed: int) -> Any:
-        times = [uniform(seed, step, i, TIME) for i in index]
-        return self._noisy(x, clock, times, step, index, seed)
-
-    def _noisy(
-        self,
-        x: Tensor,
-        clock: Tensor,
-        times: Sequence[float],
-        step: int,
-        index: Sequence[int],
-        seed: int,
-    ) -> Any:
-        t = torch.tensor(times, dtype=torch.float32)
-        if self.device.type == "cuda":
-            t = t.pin_memory().to(self.device, non_blocking=True)
-        z, shape = x.to(self.device), x.shape[1:]
-        if self.config.autoencoder.latent_noise:
-            keys = [(seed, step, i, LATENT_NOISE) for i in index]
-            noise = normal(shape, keys, self.device, self.generator)
-            z = torch.add(z, noise, alpha=self.config.autoencoder.latent_noise)
-        z = (z - self.offset) * self.scale
-        noise = normal(shape, [(seed, step, i, NOISE) for i in index], self.device, self.generator)
-        return z, self.network.schedule.sigma(t), clock.to(self.device), noise
+    def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        return x, keys, clock
 
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
@@ -375,13 +387,14 @@ class DenoiserTask(Task):
         edges = torch.tensor(SIGMAS, device=self.device)
         sums = torch.zeros(2, len(SIGMAS) + 1, device=self.device)
         for x, clock, index in batches:
+            x, clock = x.to(self.device), clock.to(self.device)
+            which = keys(VALIDATION_SEED, 0, index[0], len(index), self.device)
             # steps of the golden ratio leave no gaps, however many windows there are
-            times = [(i * 0.6180339887498949) % 1.0 for i in index]
-            z, sigma_t, clock, noise = self._noisy(x, clock, times, 0, index, VALIDATION_SEED)
-            loss = self.network.loss(z, sigma_t, clock, noise)
+            times = torch.tensor([(i * 0.6180339887498949) % 1.0 for i in index])
+            loss, sigma_t = self.objective.losses(x, which, clock, times.to(self.device))
             at = torch.bucketize(sigma_t, edges)
-            sums[0].index_add_(0, at, loss)
-            sums[1].index_add_(0, at, torch.ones_like(loss))
+            sums[0].index_add_(0, at, loss.float())
+            sums[1].index_add_(0, at, torch.ones_like(loss).float())
         losses, counts = ranks.mean(sums).cpu()
         found = {"loss": float(losses.sum() / counts.sum())}
         schedule = self.config.schedule

@@ -29,6 +29,7 @@ from ..tasks.folders import fit, read_weights, write_weights
 from .checkpoints import Checkpoints
 from .distribution import Ranks
 from .logs import Logs
+from .noise import keys
 from .optimizers import EMA, learning_rate, make_optimizer, set_learning_rate
 from .options import Options, Outcome, TrainingError, differences, shares
 from .tasks import Task
@@ -61,6 +62,7 @@ class Trainer:
         if options.init is not None:
             self._begin_with(Path(options.init))
         task.to(device)
+        torch.backends.cudnn.benchmark = True  # shapes never change
         mode = options.compile if options.compile is not None else cuda
         mode = "default" if mode is True else mode
         self.compiled = bool(mode)
@@ -76,7 +78,10 @@ class Trainer:
             self.module = ranks.replicate(task.objective)
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(
-            settings.optimizer, self.parameters, settings.learning_rate, compile=self.compiled and cuda
+            settings.optimizer,
+            self.parameters,
+            settings.learning_rate,
+            compile=self.compiled and cuda,
         )
         self.ema = None if settings.ema is None else EMA(self.network, settings.ema)
 
@@ -118,8 +123,8 @@ class Trainer:
             x, clock = next(self.feed)
             self.waited += time.perf_counter() - began
             first = (j * self.ranks.world + self.ranks.rank) * self.micro
-            index = range(first, first + self.micro)
-            inputs = self.task.inputs(x, clock, self.step, index, self.options.seed)
+            which = keys(self.options.seed, self.step, first, self.micro, self.ranks.device)
+            inputs = self.task.inputs(x, clock, which)
             if self.compiled:  # what its graphs gave before may be overwritten from here on
                 torch.compiler.cudagraph_mark_step_begin()
             last = j == self.accumulation - 1
@@ -154,9 +159,8 @@ class Trainer:
     def learning_rate(self) -> float:
         r"""The learning rate of the next update."""
         s = self.settings
-        warmup = getattr(s, "warmup", 0)
         return learning_rate(
-            self.step, base=s.learning_rate, decay=s.decay, steps=s.steps, warmup=warmup
+            self.step, base=s.learning_rate, decay=s.decay, steps=s.steps, warmup=s.warmup
         )
 
     # All of them

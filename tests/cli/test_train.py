@@ -1,0 +1,210 @@
+r"""`appa train`, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from appa.cli.train import app
+from appa.config import load_config
+from appa.errors import AppaError
+
+from ..training.commands import (
+    ENVIRONMENT,
+    appa,
+    command,
+    same_weights,
+    write_config,
+    write_latents,
+)
+
+
+def run(*arguments: object) -> str:
+    r"""Runs a command in this process: for what ends before any training begins."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    write_config(folder)
+    write_latents(folder)
+    return folder
+
+
+@pytest.fixture
+def model(folder, tmp_path) -> Path:
+    r"""A run folder, as training the autoencoder leaves it."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text(load_config(folder / "tiny.yaml").to_yaml())
+    return path
+
+
+@pytest.mark.parametrize("network", ["autoencoder", "denoiser"])
+def test_help(network):
+    said = " ".join(run(network, "--help").replace("│", " ").split())
+    assert f"Example: appa train {network} " in said
+    for option in ("--data", "--micro-batch", "--strategy", "--slurm", "--checkpointing"):
+        assert option in said
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from appa.cli import main\n"
+        "sys.argv = ['appa', 'train', 'autoencoder', '--help']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code in (0, None)\n"
+        "assert not {'torch', 'xarray', 'submitit', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+# What is wrong is said before anything is written.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plamet", "--data", "planet"], "did you mean 'planet'"),
+        (["planet", "--data", "nowhere.zarr"], "nowhere.zarr does not exist"),
+        (["planet", "--data", "planet", "--strategy", "dp"], "unknown strategy 'dp'"),
+        (["planet", "--data", "planet", "--logger", "wandbb"], "did you mean 'wandb'"),
+        (["planet", "--data", "planet", "--device", "tpu"], "unknown device 'tpu'"),
+        (["planet", "--data", "planet", "--micro-batch", "7"], "batch of 64 .* micro-batches of 7"),
+        (["planet", "--data", "planet", "--slurm"], "no Slurm here"),
+        (["planet", "--data", "planet", "--slurm", "--nodes", "5"], "batch of 64 .* over 5 rank"),
+        (["planet", "--data", "planet", "--slurm", "--time", "1h"], "found the time '1h'"),
+        (["planet", "--data", "planet", "--slurm", "--sbatch", "qos"], "'qos' is no KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(AppaError, match=told):
+        run("autoencoder", *arguments)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_run_folder_that_is_none(tmp_path):
+    with pytest.raises(AppaError, match=r"no folder .*nowhere"):
+        run("denoiser", tmp_path / "nowhere", "--data", "latents.zarr")
+
+
+def test_latents_that_are_not_there(model):
+    with pytest.raises(AppaError, match=r"nowhere.zarr does not exist"):
+        run("denoiser", model, "--data", model / "nowhere.zarr")
+
+
+def test_states_are_no_latents(model):
+    with pytest.raises(AppaError, match="appa encode"):
+        run("denoiser", model, "--data", "planet")
+
+
+def test_a_message_is_one_line_and_no_traceback(tmp_path):
+    said = appa("train", "denoiser", tmp_path / "nowhere", "--data", "x.zarr", status=2)
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+
+
+# What happens is said.
+
+
+def test_what_is_said(folder, model):
+    options = ["--steps", 4, "--micro-batch", 2, "--logger", "none"]
+    said = appa("train", "denoiser", model, "--data", folder / "latents.zarr", *options)
+    weights = load_file(model / "denoiser.safetensors")
+    network = load_network(model)
+    parameters = sum(weights[f"denoiser.{name}"].numel() for name in network)
+    assert f"denoiser: {parameters:,} parameters, windows of 4 latents 4 × 6 × 12\n" in said
+    assert "data: 48 hours of the training split in " in said  # two days of four
+    assert "updates: 4 of 4 = 2 at once × 2 accumulated × 1 rank, with adam\n" in said
+    assert f"writes to {model}\n" in said
+    assert f"{model / 'denoiser.safetensors'} is complete after 4 updates; validation: loss" in said
+    assert "going on" not in said
+
+    said = appa("train", "denoiser", model, "--data", folder / "latents.zarr", *options)
+    assert "denoiser: going on from step 4\n" in said
+
+
+def load_network(model: Path) -> list[str]:
+    r"""The names of a network's parameters, buffers left out."""
+    from appa.tasks.building import build_denoiser
+
+    return [name for name, _ in build_denoiser(load_config(model)).named_parameters()]
+
+
+def test_interrupted_by_the_keyboard(folder, model, tmp_path):
+    r"""Ctrl-C ends it at once and loses nothing."""
+    options = ["--steps", 40, "--every", 2, "--logger", "none"]
+    arguments = ["train", "denoiser", model, "--data", folder / "latents.zarr", *options]
+    straight = tmp_path / "straight"
+    shutil.copytree(model, straight)
+
+    process = subprocess.Popen(
+        command(*arguments),
+        env=os.environ | ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests ignore Ctrl-C themselves, the command must not inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    end = time.monotonic() + 60
+    while not list(model.glob("training/denoiser/checkpoints/step-????????")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    (step,) = re.findall(r"checkpoint of step (\d+) is saved", said)
+    assert "goes on" in said
+    assert "Traceback" not in said
+
+    assert f"going on from step {step}\n" in appa(*arguments)
+    appa("train", "denoiser", straight, *arguments[3:])
+    assert same_weights(model / "denoiser.safetensors", straight / "denoiser.safetensors")
+
+
+def test_a_submitted_job(folder, model, tmp_path, monkeypatch):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "srun"):
+        (programs / name).write_text(
+            f'#!/bin/sh\n/bin/cp "$1" "{tmp_path}/batch.sh"\necho "Submitted batch job 31"\n'
+        )
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    job = ["--slurm", "--nodes", 2, "--gpus-per-node", 4, "--time", "2-0", "--partition", "gpu"]
+    job += ["--account", "weather", "--sbatch", "qos=high", "--sbatch", "mem=0"]
+    config = (model / "config.yaml").read_text()
+    (model / "config.yaml").write_text(config.replace("batch_size: 4", "batch_size: 8"))
+    said = run("denoiser", model, "--data", folder / "latents.zarr", *job)
+    assert said.endswith(f"job 31 is submitted; it logs to {model}/training/denoiser/slurm\n")
+    assert "8 = 1 at once × 1 accumulated × 8 ranks" in said
+    asked = set(re.findall(r"#SBATCH --(\S+)", (tmp_path / "batch.sh").read_text()))
+    assert asked >= {
+        "job-name=appa-run-denoiser",
+        "nodes=2",
+        "gpus-per-node=4",
+        "ntasks-per-node=4",
+        "time=2880",
+        "partition=gpu",
+        "account=weather",
+        "qos=high",
+        "mem=0",
+    }

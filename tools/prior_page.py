@@ -1,0 +1,367 @@
+r"""Makes the tables and figures of `docs/results/prior.md` from folders of scores.
+
+appa score autoencoder planet --data test.zarr --train-data train.zarr --out scores/planet …
+appa score prior planet --data test.zarr --out scores/planet …
+python tools/prior_page.py planet=scores/planet planet-large=scores/planet-large
+
+Every number in a table of that page comes from here. A table stands between the comments
+`begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
+there yet begins as `tools/prior_page.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from appa.data.variables import VARIABLES
+from appa.evaluation.files import load_scores, load_summary
+from appa.evaluation.prior import PAPER
+from appa.plots.draws import figures
+from appa.plots.prior import save
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+MODELS = ROOT / "src" / "appa" / "models"
+TEMPLATE = Path(__file__).with_suffix(".md")
+
+# what each model is to reach, by its name; the least compression, then largest values
+TARGETS = {
+    "planet": {"compression": 60, "decoder": 1.5, "rmse": 0.11, "weather": 0.35, "size": 24.0},
+    "planet-large": {"compression": 120, "rmse": 0.07, "weather": 0.25},
+}
+GAP, MEMORY, JOINT, SEAM = 0.10, 0.03, 0.05, 1.05
+SHORT, LONG = (1, 6, 12, 23), (24, 36, 48)  # lags
+
+# of the first model; the others' are fewer
+FIGURES = {
+    "autoencoder": ("rmse", "errors"),
+    "prior": ("spectra", "examples", "moments", "autocorrelation", "variance", "changes", "seam"),
+}
+FEWER = {"autoencoder": ("rmse",), "prior": ("spectra", "autocorrelation", "variance")}
+
+
+class Model:
+    r"""The scores of one model."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        self.autoencoder = load_summary(folder, "autoencoder")
+        self.prior = load_summary(folder, "prior")
+        self.reconstruction: xr.Dataset = load_scores(folder, "autoencoder")
+        self.draws: xr.Dataset = load_scores(folder, "prior")
+        self.target: dict[str, float] = TARGETS.get(name, {})
+
+    @property
+    def window(self) -> dict[str, Any]:
+        r"""The summary of draws of one window, or else of the shortest."""
+        lengths = self.prior["lengths"]
+        return lengths.get(str(self.prior["window"])) or lengths[min(lengths, key=int)]
+
+    @property
+    def composed(self) -> dict[str, Any] | None:
+        r"""The summary of the longest draws, where windows are composed."""
+        lengths = self.prior["lengths"]
+        longest = max(lengths, key=int)
+        return lengths[longest] if int(longest) > self.prior["window"] else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the page")
+    parser.add_argument("--no-figures", action="store_true", help="rewrite the tables alone")
+    args = parser.parse_args()
+    models = [
+        Model(name, Path(folder)) for name, _, folder in (m.partition("=") for m in args.models)
+    ]
+
+    page = args.out / "prior.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    text = (page if page.exists() else TEMPLATE).read_text()
+    tables: dict[str, Callable[[Sequence[Model]], str]] = {
+        "commands": commands,
+        "targets": targets,
+        "reconstruction": reconstruction,
+        "levels": levels,
+        "spectra": spectra,
+        "climate": climate,
+        "memory": memory,
+        "composed": composed,
+        "joints": joints,
+        "seam": seam,
+        "others": others,
+    }
+    for name, make in tables.items():
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        made = make(models)
+        text, found = re.subn(pattern, lambda m, t=made: m[1] + t + m[2], text, flags=re.DOTALL)
+        if found != 1:
+            raise SystemExit(f"{page} has {found} places for the table {name!r}, expected one")
+    page.write_text(text)
+
+    for k, model in enumerate([] if args.no_figures else models):
+        for kind, scores in (("autoencoder", model.reconstruction), ("prior", model.draws)):
+            drawn = figures(scores)
+            for name in (FEWER if k else FIGURES)[kind]:
+                path = args.out / "figures" / figure_name(model, kind, name)
+                print(f"{path.name}: {save(drawn[name], path) / 1e3:.0f} kB")
+
+
+def figure_name(model: Model, kind: str, name: str) -> str:
+    return f"{model.name}-{kind}-{name}.png"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] + ["--:"] * (len(header) - 1), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "·" if value is None or value != value else f"{value:.{digits}f}".replace("-", "−")
+
+
+def reached(good: bool) -> str:
+    return "yes" if good else "**no**"
+
+
+def commands(models: Sequence[Model]) -> str:
+    lines = []
+    for model in models:
+        states, gap = model.autoencoder["states"], "rmse_train" in model.autoencoder
+        train = " --train-data train.zarr" if gap else ""
+        where = f"--climatology planet --out scores/{model.name}"
+        hours = ",".join(sorted(model.prior["lengths"], key=int))
+        data, members = f"{model.name} --data test.zarr", model.prior["members"]
+        lines += [
+            f"    appa score autoencoder {data}{train} --states {states} {where}",
+            f"    appa score prior {data} --members {members} --hours {hours} {where}",
+        ]
+    names = " ".join(f"{m.name}=scores/{m.name}" for m in models)
+    return "\n" + "\n".join([*lines, f"    python tools/prior_page.py {names}"]) + "\n\n"
+
+
+def targets(models: Sequence[Model]) -> str:
+    rows = []
+    for model in models:
+        rows += [[f"**{model.name}**", "", "", ""], *(list(row) for row in judged(model))]
+    return table(("what", "target", "found", "reached"), rows)
+
+
+def judged(model: Model) -> list[tuple[str, str, str, str]]:
+    r"""Each target, what was found, and whether that reaches it."""
+    ae, about, target = model.autoencoder, model.autoencoder["model"], model.target
+    rows = []
+
+    def most(what: str, found: float | None, bound: float, digits: int = 3, unit: str = "") -> None:
+        good = found is not None and found <= bound
+        rows.append((what, f"≤ {bound:g}{unit}", number(found, digits) + unit, reached(good)))
+
+    if "compression" in target:
+        least, found = target["compression"], about["compression"]
+        rows.append(("compression", f"≥ {least}×", f"{found:.0f}×", reached(found >= least)))
+    if "decoder" in target:
+        most("decoder, a state", about["decoder_gflop"], target["decoder"], 2, " GFLOP")
+    if "size" in target and (size := bundled(model.name)) is not None:
+        most("size on disk", size, target["size"], 1, " MB")
+    if "rmse" in target:
+        most("reconstruction RMSE, mean over channels", ae["rmse"], target["rmse"])
+    for channel, error in ae.get("weather_headline", {}).items():
+        if "weather" in target:
+            most(f"… of {channel}, in units of its weather", error, target["weather"], 2)
+    if "test_over_train" in ae:
+        gap = abs(ae["test_over_train"] - 1)
+        most("held-out error and training error, relative difference", gap, GAP)
+    by = {VARIABLES[v].short: e for v, e in ae["rmse_by_variable"].items()}
+    if {"t", "z", "q", "u", "v"} <= by.keys():
+        best, worst = max(by["t"], by["z"]), min(by["q"], by["u"], by["v"])
+        found = f"{number(best)}, {number(worst)}"
+        what = "the worse of t and z, the best of q, u and v"
+        rows.append((what, "in this order", found, reached(best < worst)))
+    most(
+        "autocorrelation at 1, 6, 12, 23 h, largest difference",
+        model.window["autocorrelation_gap"]["draws"],
+        MEMORY,
+    )
+    edge = model.window["seam_draws"]
+    most("differences across the seam / most elsewhere", _over(edge["seam"], edge["high"]), SEAM)
+    if model.composed and "tendency_across" in model.composed:
+        apart = [abs(v["draws"] - v["truth"]) for v in model.composed["tendency_across"].values()]
+        most("tendencies across joints / inside, draws less truth", max(apart), JOINT)
+    return rows
+
+
+def bundled(name: str) -> float | None:
+    r"""The size in MB of a bundled model."""
+    folder = MODELS / name
+    if not folder.is_dir():
+        return None
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def reconstruction(models: Sequence[Model]) -> str:
+    header = ["variable"]
+    for model in models:
+        header += [f"{model.name}: RMSE", "of the weather"]
+    rows = []
+    for variable in models[0].autoencoder["rmse_by_variable"]:
+        var = VARIABLES[variable]
+        row = [f"{var.short}, {variable.replace('_', ' ')}"]
+        for model in models:
+            scores = model.reconstruction
+            here = scores.isel(channel=(scores["variable"] == variable).values)
+            row.append(number(float(here["rmse"].mean())))
+            weather = float(here["rmse_weather"].mean()) if "rmse_weather" in here else None
+            row.append(number(weather, 2))
+        rows.append(row)
+    mean = ["**mean over channels**"]
+    for model in models:
+        mean += [f"**{number(model.autoencoder['rmse'], 4)}**", ""]
+    return table(header, [*rows, mean])
+
+
+def levels(models: Sequence[Model]) -> str:
+    r"""RMSE and, in parentheses, the same in units of the weather, by level."""
+    parts = []
+    for model in models:
+        scores = model.reconstruction
+        names = [v for v in dict.fromkeys(scores["variable"].values) if not VARIABLES[v].surface]
+        rows = []
+        for level in sorted(set(scores["level"].dropna("channel").values)):
+            row = [f"{level:.0f}"]
+            for name in names:
+                at = scores.isel(
+                    channel=((scores["variable"] == name) & (scores["level"] == level)).values
+                )
+                weather = number(at["rmse_weather"].item(), 2) if "rmse_weather" in at else "·"
+                row.append(f"{number(at['rmse'].item())} ({weather})")
+            rows.append(row)
+        heads = [f"{model.name}, hPa", *(VARIABLES[v].short for v in names)]
+        parts.append(table(heads, rows))
+    return "\n".join(parts)
+
+
+def spectra(models: Sequence[Model]) -> str:
+    header = ["channel"]
+    for model in models:
+        header += [f"{model.name}: reconstructions", "draws"]
+    channels = [c for c in models[0].window["fine_energy"] if c in PAPER]
+    rows = [
+        [channel]
+        + [
+            number(summary.get("fine_energy", {}).get(channel), 2)
+            for model in models
+            for summary in (model.autoencoder, model.window)
+        ]
+        for channel in channels
+    ]
+    return table(header, rows)
+
+
+def climate(models: Sequence[Model]) -> str:
+    rows = []
+    for model in models:
+        for length, part in model.prior["lengths"].items():
+            ratio = list(part["std_ratio"].values())
+            rows.append(
+                [
+                    f"{model.name}, {length} h",
+                    f"{part['trajectories']}",
+                    *(
+                        f"{number(part[f'{k}_distance_total'])} "
+                        f"({number(part[f'{k}_expected_total'])})"
+                        for k in ("mean", "std")
+                    ),
+                    f"{number(min(ratio), 2)}–{number(max(ratio), 2)}",
+                ]
+            )
+    return table(
+        ("trajectories", "number", "means apart", "deviations apart", "deviation, draws / truth"),
+        rows,
+    )
+
+
+def memory(models: Sequence[Model]) -> str:
+    return "\n".join(_autocorrelations(m, m.window, SHORT) for m in models)
+
+
+def composed(models: Sequence[Model]) -> str:
+    parts = []
+    for model in models:
+        if (part := model.composed) is None:
+            continue
+        least, most = (number(part["variance_by_hour"][k], 2) for k in ("least", "most"))
+        parts.append(
+            _autocorrelations(model, part, LONG)
+            + f"\nVariance hour by hour, the mean over these channels: {least} to {most} of the "
+            f"truth's ({model.name}).\n"
+        )
+    return "\n".join(parts)
+
+
+def _autocorrelations(model: Model, part: dict[str, Any], lags: Sequence[int]) -> str:
+    rows = []
+    for channel, at in part["autocorrelation"].items():
+        there = [at.get(str(lag)) for lag in lags]
+        pairs = [f"{number(v['draws'])} ({number(v['truth'])})" if v else "·" for v in there]
+        error = max((v["error"] or 0.0 for v in there if v), default=None)
+        ratios = [number(part[k][channel], 2) for k in ("variance_ratio", "tendency_ratio")]
+        rows.append([channel, *pairs, number(error), *ratios])
+    heads = (model.name, *(f"{lag} h" for lag in lags), "± at most", "variance", "tendency")
+    return table(heads, rows)
+
+
+def joints(models: Sequence[Model]) -> str:
+    rows = []
+    for model in models:
+        part = model.composed or {}
+        for channel, at in part.get("tendency_across", {}).items():
+            bend = part["curvature_across"][channel]
+            rows.append(
+                [
+                    f"{model.name}, {channel}",
+                    f"{number(at['draws'])} ± {number(at['error'])}",
+                    number(at["truth"]),
+                    f"{number(bend['draws'])} ± {number(bend['error'])}",
+                    number(bend["truth"]),
+                ]
+            )
+    heads = ("channel", "tendency: draws", "truth", "curvature: draws", "truth")
+    return table(heads, rows)
+
+
+def seam(models: Sequence[Model]) -> str:
+    rows = []
+    for model in models:
+        for what, edge in (
+            ("error of reconstructions", model.autoencoder["seam_error"]),
+            ("differences, reconstructions / truth", model.autoencoder["seam_steps"]),
+            ("differences, draws / truth", model.window["seam_draws"]),
+        ):
+            span = f"{number(edge['low'], 2)}–{number(edge['high'], 2)}"
+            rows.append([f"{model.name}: {what}", number(edge["seam"], 2), span])
+    return table(("relative to the mean elsewhere", "at the seam", "elsewhere, 5–95 %"), rows)
+
+
+def others(models: Sequence[Model]) -> str:
+    r"""The figures of all but the first model."""
+    lines = []
+    for model in models[1:]:
+        lines.append(f"### {model.name}\n")
+        for kind, names in FEWER.items():
+            for name in names:
+                lines.append(f"![{model.name}: {name}](figures/{figure_name(model, kind, name)})\n")
+    return "\n".join(lines)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+if __name__ == "__main__":
+    main()
