@@ -2,6 +2,7 @@ r"""`appa train`, as a user runs it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -97,7 +98,7 @@ def test_what_is_wrong_is_told(tmp_path, monkeypatch, arguments, told):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(AppaError, match=told):
         run("autoencoder", *arguments)
-    assert not list(tmp_path.rglob("*.*"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_run_folder_that_is_none(tmp_path):
@@ -178,6 +179,35 @@ def test_interrupted_by_the_keyboard(folder, model, tmp_path):
     assert f"going on from step {step}\n" in appa(*arguments)
     appa("train", "denoiser", straight, *arguments[3:])
     assert same_weights(model / "denoiser.safetensors", straight / "denoiser.safetensors")
+
+
+@pytest.mark.slow
+def test_the_same_command_under_torchrun(folder, model, tmp_path):
+    r"""Two processes with half the batch each have the losses of one with all of it."""
+    options = ["--steps", 6, "--log-every", 1, "--logger", "none"]
+    arguments = ["train", "denoiser", model, "--data", folder / "latents.zarr", *options]
+    one = tmp_path / "one"
+    shutil.copytree(model, one)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", *command(*arguments)],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    # said once, not by each
+    assert done.stderr.count("4 = 2 at once × 1 accumulated × 2 ranks") == 1
+    assert done.stderr.count("is complete after 6 updates") == 1
+    appa("train", "denoiser", one, *arguments[3:])
+    losses = []
+    for run in (model, one):
+        lines = (run / "training" / "denoiser" / "log.jsonl").read_text().splitlines()
+        entries = map(json.loads, lines)
+        losses.append([e["train/loss"] for e in entries if "train/loss" in e])
+    # single precision, its sums in two orders, carried through six updates
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 6
 
 
 def test_a_submitted_job(folder, model, tmp_path, monkeypatch):

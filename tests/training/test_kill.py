@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -142,3 +143,41 @@ def test_a_finished_run_is_left_as_it_is(folder, straight):
     said = appa(*train(network, folder, run))
     assert f"after {STEPS[network]} updates" in said
     assert (run / "denoiser.safetensors").read_bytes() == before
+
+
+def test_a_full_disk(folder, straight):
+    r"""A message, the last checkpoint intact, and once there is room, the same weights."""
+    network, run, last = "denoiser", folder / "full", STEPS["denoiser"]
+    shutil.copytree(straight(network), run)
+    shutil.rmtree(run / "training" / network / "checkpoints" / f"step-{last:08d}")
+    before = (run / "denoiser.safetensors").read_bytes()
+
+    def fill() -> None:
+        # The system takes no file this large, as if there were no room for it.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), len(before)))
+
+    arguments = train(network, folder, run)
+    done = subprocess.run(
+        command(*arguments),
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        preexec_fn=fill,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"error: disk full (File too large): the checkpoint of step {last} " in done.stderr
+    assert f"the last checkpoint, at step {last - 3}, is intact" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (run / "denoiser.safetensors").read_bytes() == before
+
+    assert f"from step {last - 3}\n" in appa(*arguments)
+    assert same_weights(run / "denoiser.safetensors", straight(network) / "denoiser.safetensors")
+
+
+def test_two_trainings_in_one_folder(folder, straight):
+    from appa.training.start import alone
+
+    run = straight("denoiser")
+    with alone(run / "training" / "denoiser"):
+        said = appa(*train("denoiser", folder, run), status=2)
+    assert "another process is training in" in said

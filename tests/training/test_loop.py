@@ -14,7 +14,7 @@ import torch
 import appa
 from appa.data.windows import WindowLoader
 from appa.errors import ConfigError, DataError
-from appa.tasks.folders import ModelError, read_config, read_weights
+from appa.tasks.folders import ModelError, digest, read_config, read_weights
 from appa.training import train_autoencoder, train_denoiser
 from appa.training.distribution import Ranks
 from appa.training.loop import train
@@ -364,6 +364,11 @@ def test_foreign_latents(straight):
     latents = small.latents(small.configuration(autoencoder__latent_channels=5))
     with pytest.raises(DataError, match=r"shape \(5, 4, 8\), those of the configuration \(3,"):
         train_denoiser(straight, latents, **QUIET)
+    latents = small.latents(read_config(straight)).assign_attrs(autoencoder="0" * 64)
+    with pytest.raises(DataError, match="encoded by another autoencoder"):
+        train_denoiser(straight, latents, **QUIET)
+    weights = digest(appa.load(straight).autoencoder.state_dict())
+    train_denoiser(straight, latents.assign_attrs(autoencoder=weights), steps=14, **QUIET)
     with pytest.raises(DataError, match="no store of latents"):
         train_denoiser(straight, small.states(), **QUIET)
 

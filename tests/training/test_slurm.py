@@ -147,15 +147,15 @@ def test_sigterm_alone_waits_for_slurm(tmp_path):
 
 @pytest.mark.slow
 def test_training_as_a_job(tmp_path):
-    r"""A real training, preempted in the middle, ends with the weights of one that was not."""
+    r"""A training of two ranks, preempted in the middle, ends with the weights of one that was not."""
     write_latents(tmp_path)
     write_config(tmp_path)
-    options = {"data": str(tmp_path / "latents.zarr"), "steps": 60, "every": 3, "device": "cpu"}
+    options = {"data": str(tmp_path / "latents.zarr"), "steps": 100, "every": 5, "device": "cpu"}
     for name in ("straight", "job"):
         (tmp_path / name).mkdir()
         text = load_config(tmp_path / "tiny.yaml").to_yaml()
         (tmp_path / name / "config.yaml").write_text(text)
-    where = {"gpus_per_node": 0, "cluster": "local"}
+    where = {"gpus_per_node": 0, "tasks_per_node": 2, "cluster": "local"}
 
     run = tmp_path / "straight"
     arguments = {"network": "denoiser", "run": str(run), **options}
@@ -166,8 +166,10 @@ def test_training_as_a_job(tmp_path):
     job = submit(start, arguments, tmp_path / "logs", **where)
     checkpoints = Checkpoints(run / "training" / "denoiser" / "checkpoints")
     wait(checkpoints.steps)
-    (task,) = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()
-    os.kill(int(task), signal.SIGUSR2)
+    tasks = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()
+    assert len(tasks) == 2
+    for task in tasks:
+        os.kill(int(task), signal.SIGUSR2)
     job.results()
     assert "interrupted" in job.stderr()
     assert re.search(r"going on from step \d+\n", job.stderr())

@@ -14,8 +14,18 @@ import torch
 
 from ..config import Config, load_config
 from ..data import statistics as state_statistics
+from ..data.sources import open_source
 from ..data.stores import open_store
-from ..tasks.folders import gather, load_statistics, read_config, write_statistics
+from ..errors import DataError
+from ..tasks.folders import (
+    AUTOENCODER,
+    digest,
+    gather,
+    load_statistics,
+    read_config,
+    read_weights,
+    write_statistics,
+)
 from .distribution import Ranks, distributed
 from .options import Options, Outcome, TrainingError
 from .tasks import AutoencoderTask, DenoiserTask, Task
@@ -92,6 +102,7 @@ def train_denoiser(
     run = Path(run)
     config, chosen = _with_steps(read_config(run), "denoiser", steps, options)
     with distributed(device) as ranks:
+        _check_latents(run, data)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
             task = DenoiserTask(config, data, checkpointing=checkpointing)
@@ -156,3 +167,14 @@ def _statistics(
         write_statistics(out, state_statistics.compute(store, variables=names, split=split))
     ranks.barrier()
     return load_statistics(file)
+
+
+def _check_latents(run: Path, data: Any) -> None:
+    r"""Raises where another autoencoder than the run's made the latents."""
+    made = open_source(data).attrs.get("autoencoder")
+    file = run / AUTOENCODER
+    if made is not None and file.exists() and made != digest(read_weights(file)):
+        raise DataError(
+            f"the latents in {data} were encoded by another autoencoder than {file}, or before it "
+            f"was trained further; encode the store again: appa encode {run} STORE LATENTS"
+        )

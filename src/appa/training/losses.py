@@ -102,4 +102,9 @@ class WeightedError(nn.Module):
 
     def forward(self, x_hat: Tensor, x: Tensor) -> Tensor:
         r"""The losses :math:`\ell` of states :math:`(B, C, H, W)`, with shape :math:`(B)`."""
-        return self.errors(x_hat, x) @ self.weights
+        return self.mean(self.errors(x_hat, x))
+
+    def mean(self, errors: Tensor) -> Tensor:
+        r"""The losses :math:`(*)` of errors :math:`(*, C)`."""
+        # not a matrix product, which autocast would take in half precision
+        return (errors * self.weights).sum(dim=-1)

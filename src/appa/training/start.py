@@ -2,9 +2,11 @@ r"""A training from the command line: it says what it will do, does it, and says
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ from ..errors import nearest
 from ..tasks.folders import read_config
 from .logs import KINDS, LogError
 from .loop import train_autoencoder, train_denoiser
-from .options import Options, Outcome, shares
+from .options import Options, Outcome, TrainingError, shares
 
-__all__ = ["intentions", "start"]
+__all__ = ["alone", "intentions", "start"]
 
 TRAIN = {"autoencoder": train_autoencoder, "denoiser": train_denoiser}
 
@@ -35,7 +37,9 @@ def start(network: str, **arguments: Any) -> Outcome:
     first = int(os.environ.get("RANK", "0")) == 0
     if first:
         print("\n".join(lines), file=sys.stderr, flush=True)
-    outcome = TRAIN[network](**arguments)
+    folder = _folder(arguments) / "training" / network
+    with alone(folder) if first else nullcontext():
+        outcome = TRAIN[network](**arguments)
     if first and not outcome.interrupted:
         found = {name: outcome.metrics.get(name) for name in ("loss", "rmse")}
         told = ", ".join(f"{name} {x:.4g}" for name, x in found.items() if x is not None)
@@ -46,6 +50,36 @@ def start(network: str, **arguments: Any) -> Outcome:
             flush=True,
         )
     return outcome
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    r"""Raises if another process is in the same block for a folder; a killed one is not.
+
+    Two trainings in one folder would take turns in overwriting each other's checkpoints.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be written ({error}); choose another") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise TrainingError(
+            f"another process is training in {folder}; wait until it ends, or choose another folder"
+        ) from None
+    except OSError:
+        pass  # some network file systems have no locks
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # nothing is left of a training that could not begin
+            folder.rmdir()
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
+        os.close(descriptor)
 
 
 def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> list[str]:

@@ -276,7 +276,7 @@ class AutoencoderTask(Task):
             x = self.objective.states(x.to(self.device))
             total += self.criterion.errors(self.network(x), x).mean(dim=0)
         mean = ranks.mean(total / len(batches))
-        loss, rmse = (mean @ self.criterion.weights).item(), mean.sqrt().cpu().numpy()
+        loss, rmse = self.criterion.mean(mean).item(), mean.sqrt().cpu().numpy()
         found = {"loss": loss, "rmse": float(rmse.mean())}
         names = np.array([c.variable for c in self.channels])
         for name in dict.fromkeys(names.tolist()):
