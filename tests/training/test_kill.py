@@ -145,6 +145,14 @@ def test_a_finished_run_is_left_as_it_is(folder, straight):
     assert (run / "denoiser.safetensors").read_bytes() == before
 
 
+def test_killed_between_the_last_checkpoint_and_the_weights(folder, straight):
+    name, run = "denoiser.safetensors", folder / "lost"
+    shutil.copytree(straight("denoiser"), run)
+    (run / name).unlink()
+    appa(*train("denoiser", folder, run))
+    assert same_weights(run / name, straight("denoiser") / name)
+
+
 def test_a_full_disk(folder, straight):
     r"""A message, the last checkpoint intact, and once there is room, the same weights."""
     network, run, last = "denoiser", folder / "full", STEPS["denoiser"]

@@ -118,11 +118,11 @@ def test_pictures(tmp_path):
 def test_the_configuration_is_told(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    Logs(tmp_path, config=load_config("planet")).close()
+    Logs(tmp_path, config=load_config("era5-0.25deg")).close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     (text,) = events.Tensors("config/text_summary")
-    assert "latent_channels: 64" in text.tensor_proto.string_val[0].decode()
+    assert "latent_channels: 128" in text.tensor_proto.string_val[0].decode()
 
 
 def test_none_writes_no_events(tmp_path):

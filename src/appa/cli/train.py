@@ -119,8 +119,8 @@ def autoencoder(
     statistics: Annotated[
         Path | None,
         typer.Option(
-            help="Statistics of states (appa data statistics); by default those in RUN, and for "
-            "the planet the bundled ones."
+            help="Statistics of states (appa data statistics); by default those in RUN, else the "
+            "bundled ones on the planet's grid, else those of the training split are computed."
         ),
     ] = None,
     steps: StepsOption = None,

@@ -8,7 +8,7 @@ is SplitMix64 (Steele et al., 2014), number :math:`n` of the stream with key :ma
 .. math:: x = \mathrm{mix}(k + n \, \gamma) , \qquad \gamma = \lfloor 2^{64} / \phi \rfloor ,
 
 and the halves of :math:`x` give two numbers in :math:`[0, 1)`, or two normal ones (Box and Muller,
-1958). It is made of sums, products and shifts of tensors, without a state. It is not compiled
+1958). It is made of sums, products and shifts of tensors, without a state. It is not to be compiled
 along with the network that uses it: compilers take a counter for an index of 32 bits.
 """
 
@@ -56,13 +56,11 @@ def keys(seed: int, step: int, first: int, count: int, device: torch.device) -> 
     return _mix(index * _signed(GAMMA) + key(seed, step))
 
 
-@torch.compiler.disable
 def uniform(keys: Tensor, stream: int) -> Tensor:
     r"""A number in :math:`[0, 1)` of each key, with its shape; others in another stream."""
     return _halves(_mix(keys + key(stream)))[1]
 
 
-@torch.compiler.disable
 def normal(keys: Tensor, shape: Sequence[int], stream: int) -> Tensor:
     r"""Standard normal noise, each element's its own; another in another stream.
 

@@ -15,6 +15,7 @@ Both hand out the same windows, and stand in the same place after a resume.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -96,14 +97,16 @@ class Resident(Feed):
         self.first = int(hours.starts[0])
         n = int(hours.starts[-1]) - self.first + 1
         self.hours = torch.empty((n, *hours.shape), dtype=dtype, device=device)
-        with progress(n, "reading states to the device", "hours") as p:
+        shown = progress(n, "reading to the device", "hours")
+        with shown if loader.rank == 0 else nullcontext() as p:
             done = 0
             for x, _ in hours:
                 m = min(len(x), n - done)
                 # to the device as it is, and to its type there
                 self.hours[done : done + m] = x[:m, 0].to(device, non_blocking=True)
                 done += m
-                p.advance(m)
+                if p is not None:
+                    p.advance(m)
         times = hours.times[self.first : self.first + n]
         self.clock = torch.from_numpy(clock_features(times)).float().to(device)
         self.window = torch.arange(loader.window, device=device)

@@ -160,6 +160,7 @@ class Task(ABC):
         )
         return Validation(loader, count)
 
+    @abstractmethod
     def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         r"""What the objective takes, of a batch.
 
@@ -168,7 +169,6 @@ class Task(ABC):
             clock: Their clock, with shape :math:`(B, W, 4)`.
             keys: The keys of what is random about them, with shape :math:`(B)`.
         """
-        return x, keys
 
     @abstractmethod
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
@@ -205,10 +205,10 @@ class Reconstruction(nn.Module):
         fast = torch.channels_last if x.is_cuda else torch.contiguous_format
         return x[:, 0].to(self.criterion.area.dtype, memory_format=fast)
 
-    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        r"""The losses :math:`(B)` of states :math:`(B, 1, C, H, W)`, given standard noise."""
         x = self.states(x)
-        noise = self.noise * normal(keys, self.network.latent_shape, LATENT_NOISE)
-        return self.criterion(self.network(x, noise), x)
+        return self.criterion(self.network(x, self.noise * noise), x)
 
 
 class AutoencoderTask(Task):
@@ -264,6 +264,9 @@ class AutoencoderTask(Task):
     def options(self) -> dict[str, Any]:
         return {"standardizer": self.standardizer}
 
+    def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        return x, normal(keys, self.network.latent_shape, LATENT_NOISE)
+
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
         r"""Loss and errors of reconstructions, without latent noise.
@@ -311,23 +314,23 @@ class Denoising(nn.Module):
         self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
 
     def forward(
-        self, x: Tensor, keys: Tensor, clock: Tensor, times: Tensor | None = None
+        self, x: Tensor, perturbation: Tensor, noise: Tensor, sigma_t: Tensor, clock: Tensor
     ) -> Tensor:
-        r"""The losses :math:`(B)`, at times that are given or drawn."""
-        return self.losses(x, keys, clock, times)[0]
+        r"""The losses of windows.
 
-    def losses(
-        self, x: Tensor, keys: Tensor, clock: Tensor, times: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        r"""The losses and the noise levels :math:`\sigma_t`, both with shape :math:`(B)`."""
-        t = uniform(keys, TIME) if times is None else times
-        sigma_t = self.network.schedule.sigma(t).to(self.mean.dtype)
-        z = x.to(self.mean.dtype)
-        if self.noise:
-            z = z + self.noise * normal(keys, x.shape[1:], LATENT_NOISE)
-        z = (z - self.mean) * self.scale
-        noise = normal(keys, x.shape[1:], NOISE).to(z.dtype)
-        return self.network.loss(z, sigma_t, clock.to(z.dtype), noise), sigma_t
+        Arguments:
+            x: Latents, with shape :math:`(B, W, C, H, W')`.
+            perturbation: Standard noise that becomes latent noise, with the same shape.
+            noise: Standard noise to be removed, with the same shape.
+            sigma_t: Noise levels :math:`\sigma_t`, with shape :math:`(B)`.
+            clock: The clock, with shape :math:`(B, W, 4)`.
+
+        Returns:
+            The losses, with shape :math:`(B)`.
+        """
+        dtype = self.mean.dtype
+        z = (x.to(dtype) + self.noise * perturbation - self.mean) * self.scale
+        return self.network.loss(z, sigma_t.to(dtype), clock.to(dtype), noise.to(dtype))
 
 
 class DenoiserTask(Task):
@@ -374,8 +377,13 @@ class DenoiserTask(Task):
     def units(self) -> list[nn.Module]:
         return list(self.network.backbone.blocks)  # type: ignore[arg-type]
 
-    def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        return x, keys, clock
+    def inputs(
+        self, x: Tensor, clock: Tensor, keys: Tensor, times: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        r"""See :meth:`Task.inputs`; times :math:`t` may be given, with shape :math:`(B)`."""
+        perturbation, noise = (normal(keys, x.shape[1:], k) for k in (LATENT_NOISE, NOISE))
+        t = uniform(keys, TIME) if times is None else times
+        return x, perturbation, noise, self.network.schedule.sigma(t), clock
 
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
@@ -391,8 +399,8 @@ class DenoiserTask(Task):
             which = keys(VALIDATION_SEED, 0, index[0], len(index), self.device)
             # steps of the golden ratio leave no gaps, however many windows there are
             times = torch.tensor([(i * 0.6180339887498949) % 1.0 for i in index])
-            loss, sigma_t = self.objective.losses(x, which, clock, times.to(self.device))
-            at = torch.bucketize(sigma_t, edges)
+            inputs = self.inputs(x, clock, which, times.to(self.device))
+            loss, at = self.objective.forward(*inputs), torch.bucketize(inputs[3], edges)
             sums[0].index_add_(0, at, loss.float())
             sums[1].index_add_(0, at, torch.ones_like(loss).float())
         losses, counts = ranks.mean(sums).cpu()

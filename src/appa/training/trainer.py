@@ -59,7 +59,8 @@ class Trainer:
         self.step, self.metrics = 0, {}
         device, cuda = ranks.device, ranks.device.type == "cuda"
 
-        if options.init is not None:
+        self.checkpoints = Checkpoints(self.folder / "training" / task.name / "checkpoints")
+        if options.init is not None and not self.checkpoints.steps():
             self._begin_with(Path(options.init))
         task.to(device)
         torch.backends.cudnn.benchmark = True  # shapes never change
@@ -98,7 +99,6 @@ class Trainer:
             workers=options.workers,
             resident=options.resident,
         )
-        self.checkpoints = Checkpoints(self.folder / "training" / task.name / "checkpoints")
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.waited = self.elapsed = self.waited_in_all = 0.0
