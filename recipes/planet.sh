@@ -6,7 +6,7 @@
 #   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
 #                                            some of the steps, their data elsewhere
 #
-# The data take 88 GB. Each step goes on where it was when it is killed and called again, and is
+# The data take 91 GB. Each step goes on where it was when it is killed and called again, and is
 # skipped where it is done. `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
 set -eu
 
@@ -25,10 +25,10 @@ for step in $STEPS; do
     echo "== $step"
     case $step in
     simulate)
-        # Hours of one trajectory are alike, trajectories are not: 22 members to train on, two each
-        # to validate and to test, three days out of every ten of a year.
-        [ -d "$STATES" ] || $APPA data simulate "$STATES" --members 22 --held-out 2 \
-            --first-year 1901 --days 360 --stretch 72 --each 10 --spin-up 120
+        # Hours of one trajectory are alike, trajectories are not: 36 members to train on, two each
+        # to validate and to test, three days out of every fifteen of a year.
+        [ -d "$STATES" ] || $APPA data simulate "$STATES" --members 36 --held-out 2 \
+            --first-year 1901 --days 360 --stretch 72 --each 15 --spin-up 120
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$STATES" --out "$RUN" \

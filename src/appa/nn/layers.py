@@ -137,7 +137,8 @@ class Rotation(nn.Module):
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         r"""Cosines and sines at positions :math:`(N, d)`, each with shape :math:`(N, D / 2)`."""
-        phi = positions @ self.theta.to(positions)
+        # not a matrix product, which autocast would take in half precision: angles are large
+        phi = (positions[:, :, None] * self.theta.to(positions)).sum(dim=1)
         return phi.cos(), phi.sin()
 
     @staticmethod

@@ -52,8 +52,12 @@ def make_optimizer(
     """
     parameters = [p for p in parameters if p.requires_grad]
     device = parameters[0].device.type
+    if kind == "adam" and device == "cuda":
+        # a rate on the device, and steps counted there, can be recorded; see appa.training.graphs
+        rate = torch.tensor(lr, device=parameters[0].device)
+        return torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
     if kind == "adam":
-        return torch.optim.Adam(parameters, lr=lr, fused=device == "cuda")
+        return torch.optim.Adam(parameters, lr=lr)
     if kind == "soap":
         try:
             import heavyball
@@ -102,7 +106,13 @@ def learning_rate(step: int, *, base: float, decay: str, steps: int, warmup: int
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     r"""Sets the learning rate of the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            place = group["params"][0].device
+            if group["lr"].device != place:  # as a checkpoint left it
+                group["lr"] = group["lr"].to(place)
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 class EMA:
