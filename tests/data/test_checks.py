@@ -293,6 +293,19 @@ def test_a_store_of_another_step_is_one_finding():
     assert len(check_times(np.delete(times, 50), np.zeros(399))) == 2
 
 
+def test_stretches_are_meant():
+    r"""Three days out of every fifteen: no gap is missing but one that is not like the others."""
+    hours = (360 * np.arange(8)[:, None] + np.arange(72)).ravel()
+    times = np.datetime64("2021-01-01T00", "ns") + hours * np.timedelta64(1, "h")
+    between = 360 - 72 + 1
+    one = np.zeros(len(times))
+    assert check_times(times, one, between=between) == []
+    assert [f.kind for f in check_times(times, one)] == ["missing hours"]
+    (finding,) = check_times(np.delete(times, [100, 101]), one[2:], between=between)
+    assert (finding.kind, finding.hours) == ("missing hours", 2)
+    assert finding.start == times[100]
+
+
 # Values -----------------------------------------------------------------------------------------
 
 UNITS = [

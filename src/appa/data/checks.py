@@ -96,7 +96,8 @@ def check(
         )
     times = ds["time"].values
     trajectory = ds["trajectory"].values if "trajectory" in ds.coords else np.zeros(len(times))
-    findings = check_times(times, trajectory, hourly) + _inventory(ds, names, expect)
+    between = int(ds.attrs.get("hours_between_stretches", 0))
+    findings = check_times(times, trajectory, hourly, between) + _inventory(ds, names, expect)
 
     channels = [
         Channel(name, level)

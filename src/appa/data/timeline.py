@@ -49,13 +49,17 @@ class Finding:
         return f"{first} … {last}, {self.hours} hours{spells}"
 
 
-def check_times(times: np.ndarray, trajectory: np.ndarray, hourly: int = 1) -> list[Finding]:
+def check_times(
+    times: np.ndarray, trajectory: np.ndarray, hourly: int = 1, between: int = 0
+) -> list[Finding]:
     r"""Missing, repeated, unsorted and broken hours.
 
     Arguments:
         times: The hours of a store, with shape :math:`(T)`.
         trajectory: The trajectory each belongs to; between two there may be any jump.
         hourly: Hours between states.
+        between: Hours from a stretch to the next, in a store that is made of stretches: a jump
+            over exactly as many is meant.
     """
     findings = []
     hour, step = np.timedelta64(1, "h"), np.timedelta64(hourly, "h")
@@ -83,8 +87,9 @@ def check_times(times: np.ndarray, trajectory: np.ndarray, hourly: int = 1) -> l
     for member in np.unique(trajectory):
         mine = np.unique(rounded[trajectory == member])
         delta = np.diff(mine)
-        steps.append(delta)
-        gaps += [(mine[k] + step, mine[k + 1] - hour) for k in np.flatnonzero(delta > step)]
+        missing = (delta > step) & (delta != np.timedelta64(between, "h"))
+        steps.append(delta[delta != np.timedelta64(between, "h")] if between else delta)
+        gaps += [(mine[k] + step, mine[k + 1] - hour) for k in np.flatnonzero(missing)]
     delta = np.concatenate(steps)
     usual, counts = np.unique(delta, return_counts=True)
     if usual.size and usual[counts.argmax()] > step and usual.size < 0.1 * delta.size + 2:
@@ -94,7 +99,7 @@ def check_times(times: np.ndarray, trajectory: np.ndarray, hourly: int = 1) -> l
         findings.append(
             Finding("missing hours", found=text, advice=f"if that is meant: --step {found}")
         )
-        rest = check_times(times, trajectory, found)
+        rest = check_times(times, trajectory, found, between)
         return findings + [finding for finding in rest if finding.kind == "missing hours"]
 
     spans = [np.arange(a, b + hour, step) for a, b in gaps]

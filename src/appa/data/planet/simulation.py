@@ -361,9 +361,12 @@ def _template(plan: Plan, static: dict[str, np.ndarray]) -> xr.Dataset:
         # rounding differs and so, after weeks, does its weather.
         trajectory=np.repeat(years, len(times) // plan.trajectories),
     )
-    return template.assign_attrs(
+    template = template.assign_attrs(
         title="A simulated planet in ERA5's schema",
         source=f"jcm {version('jcm')} (SPEEDY physics, T31L8)",
         Conventions="CF-1.11",
         plan=str(plan.described()),
     )
+    if plan.stretch is not None:  # gaps that are meant, for appa data check
+        template.attrs["hours_between_stretches"] = 24 * plan.block - plan.stored + plan.every
+    return template
