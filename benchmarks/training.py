@@ -6,10 +6,11 @@ Writes a small store (the bundled planet again and again, on the preset's grid) 
 (noise), and trains the preset's networks on them with fresh weights, each way in a process of its
 own: a few updates that do not count, then as many as there is time for.
 
-- plain: single precision, nothing compiled, each state or window read when it is needed with
-  xarray, `ds.isel(time=...).load()`, and standardized.
-- appa, streamed: :class:`appa.training.loop.Trainer` as `appa train` sets it up on this machine: on
-  CUDA the preset's precision and `torch.compile`, on a CPU neither; batches are read ahead.
+- plain: single precision (TF32 on CUDA), nothing compiled or recorded, each state or window read
+  when it is needed with xarray, `ds.isel(time=...).load()`, and standardized.
+- appa, streamed: :class:`appa.training.trainer.Trainer` as `appa train` sets it up on this machine:
+  on CUDA the preset's precision, `torch.compile`, and updates recorded as CUDA graphs, on a CPU
+  none of these; batches are read ahead.
 - appa, resident: the same with all hours in the device's memory.
 
 Optimiser, loss and networks are the same in all. An update is of the preset's batch size on CUDA,
@@ -42,9 +43,9 @@ from appa.data.writing import COORDINATES, StoreWriter, make_template
 from appa.progress import progress
 from appa.tasks.folders import gather
 from appa.training.distribution import distributed
-from appa.training.loop import Trainer
 from appa.training.options import Options
 from appa.training.tasks import AutoencoderTask, DenoiserTask, Task
+from appa.training.trainer import Trainer
 
 NETWORKS = ("autoencoder", "denoiser")
 WAYS = ("plain", "appa, streamed", "appa, resident")
@@ -146,6 +147,7 @@ def measure(
         )
         trainer = Trainer(task, folder / "run", ranks, options)
         if plain:
+            trainer.recordable = False
             trainer.feed = Plain(task, path, trainer.micro)  # pyright: ignore[reportAttributeAccessIssue]
 
         chunk = CHUNK[ranks.device.type]
@@ -173,8 +175,9 @@ def update(trainer: Trainer, n: int) -> float:
     r"""Seconds of a number of updates, the device's included."""
     start = time.perf_counter()
     for _ in range(n):
-        trainer.gradients()
-        trainer.update()
+        trainer.advance()
+    trainer.losses.clear()  # what is waiting to be logged
+    trainer.norms.clear()
     if trainer.ranks.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -36,7 +36,7 @@ for step in $STEPS; do
         ;;
     score-autoencoder)
         $APPA score autoencoder "$RUN" --data "$STATES" --train-data "$STATES" \
-            --climatology planet --out "$RUN/scores"
+            --climatology planet --out "$RUN/scores" --batch 64
         ;;
     encode)
         [ -d "$LATENTS" ] || $APPA encode "$RUN" "$STATES" "$LATENTS" \
@@ -47,7 +47,8 @@ for step in $STEPS; do
             --every 5000 --validate-every 2000 --workers "$WORKERS"
         ;;
     score-prior)
-        $APPA score prior "$RUN" --data "$STATES" --climatology planet --out "$RUN/scores"
+        $APPA score prior "$RUN" --data "$STATES" --climatology planet --out "$RUN/scores" \
+            --batch 16
         ;;
     *)
         echo "unknown step $step; steps: simulate autoencoder score-autoencoder encode denoiser" \

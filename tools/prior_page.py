@@ -1,8 +1,8 @@
 r"""Makes the tables and figures of `docs/results/prior.md` from folders of scores.
 
-appa score autoencoder planet --data test.zarr --train-data train.zarr --out scores/planet …
-appa score prior planet --data test.zarr --out scores/planet …
-python tools/prior_page.py planet=scores/planet planet-large=scores/planet-large
+    recipes/planet.sh planet
+    recipes/planet.sh planet-large
+    python tools/prior_page.py planet=runs/planet/scores planet-large=runs/planet-large/scores
 
 Every number in a table of that page comes from here. A table stands between the comments
 `begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
@@ -85,6 +85,7 @@ def main() -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     text = (page if page.exists() else TEMPLATE).read_text()
     tables: dict[str, Callable[[Sequence[Model]], str]] = {
+        "models": weights,
         "commands": commands,
         "targets": targets,
         "reconstruction": reconstruction,
@@ -130,19 +131,38 @@ def reached(good: bool) -> str:
     return "yes" if good else "**no**"
 
 
+def weights(models: Sequence[Model]) -> str:
+    r"""What the models weigh."""
+    rows = []
+    for model in models:
+        about = model.autoencoder["model"]
+        count = (about[f"{k}_parameters"] / 1e6 for k in ("autoencoder", "denoiser"))
+        cost = (about[f"{k}_gflop"] for k in ("encoder", "decoder", "denoiser"))
+        cells = (*(f"{n:.1f} M" for n in count), *(f"{n:.2f}" for n in cost))
+        rows.append([model.name, f"{about['compression']:.0f}×", *cells])
+    heads = ("model", "compression", "autoencoder", "denoiser")
+    return table(
+        (*heads, "encode, GFLOP", "decode", f"denoise {models[0].prior['window']} h"), rows
+    )
+
+
 def commands(models: Sequence[Model]) -> str:
+    r"""The commands that made the scores, with the recipe's names of files, and this page."""
     lines = []
     for model in models:
-        states, gap = model.autoencoder["states"], "rmse_train" in model.autoencoder
-        train = " --train-data train.zarr" if gap else ""
-        where = f"--climatology planet --out scores/{model.name}"
+        run = f"runs/{model.name}"
+        where = f"--climatology planet --out {run}/scores"
+        scored = model.name if model.autoencoder.get("scored") == model.name else run
+        data = f"{scored} --data work/planet.zarr"
+        train = " --train-data work/planet.zarr" if "rmse_train" in model.autoencoder else ""
         hours = ",".join(sorted(model.prior["lengths"], key=int))
-        data, members = f"{model.name} --data test.zarr", model.prior["members"]
+        how = f"--members {model.prior['members']} --hours {hours} --steps {model.prior['steps']}"
+        states = f"--states {model.autoencoder['states']}"
         lines += [
-            f"    appa score autoencoder {data}{train} --states {states} {where}",
-            f"    appa score prior {data} --members {members} --hours {hours} {where}",
+            f"    appa score autoencoder {data}{train} \\\n        {states} {where}",
+            f"    appa score prior {data} \\\n        {how} {where}",
         ]
-    names = " ".join(f"{m.name}=scores/{m.name}" for m in models)
+    names = " ".join(f"{m.name}=runs/{m.name}/scores" for m in models)
     return "\n" + "\n".join([*lines, f"    python tools/prior_page.py {names}"]) + "\n\n"
 
 
@@ -350,7 +370,7 @@ def seam(models: Sequence[Model]) -> str:
 
 def others(models: Sequence[Model]) -> str:
     r"""The figures of all but the first model."""
-    lines = []
+    lines = ["\n## The other model\n"] if len(models) > 1 else []
     for model in models[1:]:
         lines.append(f"### {model.name}\n")
         for kind, names in FEWER.items():

@@ -52,6 +52,7 @@ def _period(value: Any) -> Any:
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]  # 0 too
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Period = Annotated[tuple[date, date], BeforeValidator(_period)]
 
@@ -221,16 +222,19 @@ class Schedule(Section):
 
 class Training(Section):
     r"""How a network is trained. `batch_size` is that of one update, over all devices; the learning
-    rate rises from 0 over `warmup` steps, and then decays to 0 over the rest."""
+    rate rises from 0 over `warmup` steps, and then decays to 0 over the rest; `betas` are how much
+    of the averages of gradients, and of their squares, an update keeps, by default the optimizer's
+    own."""
 
     optimizer: Literal["soap", "adam"]
     learning_rate: Positive
+    betas: tuple[Share, Share] | None = None
     warmup: Number = 0
     decay: Literal["none", "linear", "cosine"] = "none"
     batch_size: Count
     steps: Count
     clip: Positive | None = 1.0
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    ema: Share | None = None
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
 
 

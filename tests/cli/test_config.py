@@ -41,7 +41,7 @@ def test_show_says_what_follows():
 
 def test_check_passes_and_fails(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("extends: planet\nwindow: 12\n")
+    file.write_text("extends: planet\nwindow: 12\nautoencoder: {latent_channels: 64}\n")
     result = run("check", str(file))
     assert result.exit_code == 0
     assert result.stdout == f"ok: {file}: latent 64 × 6 × 12, 71.0× compression\n"

@@ -87,10 +87,22 @@ def test_autoencoder(folder):
     assert summary["rmse"] == pytest.approx(float(scores["rmse"].mean()))
     assert summary["test_over_train"] > 0
     assert summary["model"]["compression"] == pytest.approx(4 * 8 * 16 / (4 * 4 * 8))
-    assert f"standardized RMSE {summary['rmse']:.4f}, the mean over 4 channels of 40" in told
-    assert f"{summary['rmse_train']:.4f} in training" in told
-    for name in NAMES:
-        assert f"{name}" in told
+    assert f"standardized RMSE {summary['rmse']:.4f}, the mean over 4 channels of 40 states" in told
+    gap = 100 * abs(summary["rmse"] / summary["rmse_train"] - 1)
+    assert f"{summary['rmse_train']:.4f} in training, {gap:.0f} % apart" in told
+    # A line a variable, over its levels, and the channels aloft that have a target.
+    rows = re.findall(r"│ (\S.*?) +│ +([\d.]+) │ +([\d.·]+) │", told)
+    rmse, weather = summary["rmse_by_channel"], summary["weather_by_channel"]
+    assert rows == [
+        ("t2m", f"{rmse['t2m']:.3f}", f"{weather['t2m']:.2f}"),
+        ("sst", f"{rmse['sst']:.3f}", f"{weather['sst']:.2f}"),
+        (
+            "z, 2 levels",
+            f"{(rmse['z500'] + rmse['z850']) / 2:.3f}",
+            f"{(weather['z500'] + weather['z850']) / 2:.2f}",
+        ),
+        ("z500", f"{rmse['z500']:.3f}", f"{weather['z500']:.2f}"),
+    ]
 
 
 def test_prior(folder):
@@ -110,6 +122,11 @@ def test_prior(folder):
     assert "16 h, 3 trajectories: draws (truth)" in told
     rho = summary["lengths"]["8"]["autocorrelation"]["t2m"]["1"]
     assert f"{rho['draws']:.3f} ({rho['truth']:.3f})" in told
+    # Only trajectories of more than a window have joints.
+    across = [at["draws"] for at in summary["lengths"]["16"]["tendency_across"].values()]
+    joints = f"joints of windows are {min(across):.2f} to {max(across):.2f} times those elsewhere"
+    assert joints in told
+    assert told.count("joints of windows") == 1
 
 
 def test_page_of_results(folder, tmp_path, monkeypatch):
@@ -150,10 +167,23 @@ def test_refusals(folder, tmp_path):
             *("prior", model, "--data", store, "--out", tmp_path, "--climatology", "planet"),
             *("--hours", "a day"),
         )
+    climate = folder / "climatology.nc"
+    with pytest.raises(DataError, match="a stride of 3, expected from 1 to the window, 8"):
+        run(
+            *("prior", model, "--data", store, "--out", tmp_path, "--climatology", climate),
+            *("--stride", 3),
+        )
     with pytest.raises(DataError, match="the climatology is of Grid"):
         run("prior", model, "--data", store, "--out", tmp_path, "--climatology", "planet")
     with pytest.raises(AppaError, match="no model folder"):
         run("autoencoder", folder / "nothing", "--data", store, "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_that_cannot_be_drawn_are_told_first(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cmocean", None)  # as if it were not installed
+    with pytest.raises(AppaError, match=r"pip install 'appa-assimilation\[plots\]'"):
+        run("autoencoder", folder / "model", "--data", folder / "store.zarr", "--out", tmp_path)
     assert not list(tmp_path.iterdir())
 
 

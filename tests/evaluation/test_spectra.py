@@ -121,5 +121,5 @@ def test_undefined_and_misshapen_fields():
 
 def test_without_ducc0(monkeypatch):
     monkeypatch.setitem(sys.modules, "ducc0", None)
-    with pytest.raises(AppaError, match="pip install ducc0"):
+    with pytest.raises(AppaError, match=r"pip install 'appa-assimilation\[evaluation\]'"):
         power_spectrum(np.ones((12, 24)), GRIDS[0])

@@ -10,10 +10,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-__all__ = ["main"]
+__all__ = ["Interrupted", "main"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+# commands that go on where they were
 RESUMED = (["data", "fetch"], ["data", "simulate"], ["train"], ["encode"])
+
+
+class Interrupted(SystemExit):
+    r"""The end of a command that heard Ctrl-C, saved its work and said so."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERRUPTED)
 
 
 def main() -> None:
@@ -28,7 +36,8 @@ def main() -> None:
     except KeyboardInterrupt:
         stopped()
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # what Typer makes of Ctrl-C, without a word
+        # what Typer makes of Ctrl-C, without a word; a training has had its own
+        if end.code == INTERRUPTED and not isinstance(end, Interrupted):
             stopped()
         raise
 

@@ -211,7 +211,8 @@ def check(
         ),
     ] = None,
     climatology: Annotated[
-        Path | None, typer.Option(help="Climatology of this atmosphere, to find flipped fields.")
+        str | None,
+        typer.Option(help="Climatology of this atmosphere, or 'planet', to find flipped fields."),
     ] = None,
     step: Annotated[int, typer.Option(min=1, help="Hours between states.")] = 1,
     scheduler: SchedulerOption = None,
@@ -224,14 +225,16 @@ def check(
     Example: appa data check planet
     """
     from ..config import load_config
+    from ..data import planet
     from ..data.checks import check as run
     from ..data.climatology import load
     from ..data.stores import open_store
 
     ds = open_store(store)
+    bundled = climatology == "planet"
     findings = run(
         ds,
-        climatology=load(climatology) if climatology else None,
+        climatology=planet.climatology() if bundled else load(climatology) if climatology else None,
         hourly=step,
         expect=load_config(expect) if expect else None,
         scheduler=scheduler,

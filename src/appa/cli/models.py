@@ -48,8 +48,8 @@ def import_official(
         statistics=statistics,
     )
     told = facts(read_config(out))
-    typer.echo(f"{out} is complete: {told['parameters']}")
-    typer.echo(f"states {told['state']}, latents {told['latent']}, {told['tokens']}")
+    typer.echo(f"{out} is complete, a model with these parameters: {told['parameters']}")
+    typer.echo(f"states {told['state']}, latents {told['latent']}, tokens {told['tokens']}")
     if statistics is None:
         typer.echo(
             "without --statistics it knows standardized states only, and no physical values",

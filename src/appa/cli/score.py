@@ -55,34 +55,29 @@ def autoencoder(
 
     Example: appa score autoencoder planet --data planet --out scores --climatology planet
     """
-    from ..data.netcdf import probe
-    from ..evaluation.files import KIND, about
+    from ..evaluation.files import about
     from ..evaluation.reconstruction import score_autoencoder, summarize
     from ..tasks.model import load
 
-    probe(out / "autoencoder.nc", KIND)
+    _ready(out / "autoencoder.nc", figures)
     place = _device(device)
     loaded = load(model, place)
     options: dict[str, Any] = {"climatology": climatology, "device": place, "batch": batch}
     options |= {"states": states, "seed": seed}
     scores = score_autoencoder(loaded, data, split, **options)
     train = train_data and score_autoencoder(loaded, train_data, "train", **options, spectra=1)
-    summary = {"model": about(loaded.config)} | summarize(scores, train or None)
+    summary: dict[str, Any] = {"scored": model, "model": about(loaded.config)}
+    summary |= summarize(scores, train or None)
     _write(out, "autoencoder", scores, summary, loaded, data, figures)
 
-    weather = summary.get("weather_by_channel", {})
-    rows = [
-        (name, f"{rmse:.3f}", _number(weather.get(name), 2))
-        for name, rmse in summary["rmse_by_channel"].items()
-    ]
-    _print(("channel", "rmse", "of the weather"), rows)
-    gap = f", {summary['rmse_train']:.4f} in training" if train is not None else ""
-    seam = summary["seam_steps"]
+    _print(("variable", "rmse", "of the weather"), _errors(scores))
+    channels, gap = scores.sizes["channel"], ""
+    if train is not None:
+        apart = 100 * abs(summary["test_over_train"] - 1)
+        gap = f"; {summary['rmse_train']:.4f} in training, {apart:.0f} % apart"
     typer.echo(
-        f"standardized RMSE {summary['rmse']:.4f}, the mean over {len(rows)} channels of "
-        f"{summary['states']} states{gap}\nacross the seam differences are "
-        f"{_number(seam['seam'], 2)} times the mean elsewhere, where they are "
-        f"{_number(seam['low'], 2)} to {_number(seam['high'], 2)}"
+        f"standardized RMSE {summary['rmse']:.4f}, the mean over {channels} channels of "
+        f"{_several(scores.attrs['states'], 'state')}{gap}\n{_seam(summary['seam_steps'])}"
     )
 
 
@@ -113,9 +108,8 @@ def prior(
 
     Example: appa score prior planet --data planet --out scores --climatology planet --members 8
     """
-    from ..data.netcdf import probe
     from ..errors import DataError
-    from ..evaluation.files import KIND, about
+    from ..evaluation.files import about
     from ..evaluation.prior import score_prior, summarize
     from ..tasks.model import load
 
@@ -123,7 +117,7 @@ def prior(
         lengths = [int(length) for length in hours.split(",")]
     except ValueError:
         raise DataError(f"hours {hours!r} are not lengths; e.g. 24,72") from None
-    probe(out / "prior.nc", KIND)
+    _ready(out / "prior.nc", figures)
     place = _device(device)
     loaded = load(model, place)
     scores = score_prior(
@@ -142,22 +136,47 @@ def prior(
     )
     found = summarize(scores)
     told = {k: scores.attrs[k] for k in ("split", "members", "stride", "window", "steps")}
-    summary = {"model": about(loaded.config), **told, "lengths": found}
+    summary = {"scored": model, "model": about(loaded.config), **told, "lengths": found}
     _write(out, "prior", scores, summary, loaded, data, figures)
 
     for length, part in found.items():
         lags = list(next(iter(part["autocorrelation"].values()), {}))
+        lags = [lag for lag in lags if int(lag) >= 24] or lags
         rows = []
         for name, at in part["autocorrelation"].items():
             pairs = [f"{at[lag]['draws']:.3f} ({at[lag]['truth']:.3f})" for lag in lags]
             ratios = [f"{part[kind][name]:.2f}" for kind in ("variance_ratio", "tendency_ratio")]
             rows.append((name, *pairs, *ratios))
-        typer.echo(f"{length} h, {part['trajectories']} trajectories: draws (truth)")
+        count = part["trajectories"]
+        fewer = f" ({split} has no more)" if count < members else ""
+        typer.echo(f"{length} h, {_several(count, 'trajectory')}{fewer}: draws (truth)")
         _print(("channel", *(f"{lag} h" for lag in lags), "variance", "tendency"), rows)
-        typer.echo(
-            f"autocorrelations below a day differ by at most "
-            f"{part['autocorrelation_gap']['draws']:.3f}"
-        )
+        by_hour, edge = part["variance_by_hour"], part["seam_draws"]
+        lines = [
+            f"autocorrelations below a day differ by {part['autocorrelation_gap']['draws']:.3f} at "
+            "most",
+            f"the variance is {by_hour['least']:.2f} to {by_hour['most']:.2f} of the truth's, hour "
+            "by hour, the mean over these channels",
+        ]
+        if across := part.get("tendency_across"):
+            values = [at["draws"] for at in across.values()]
+            lines.append(
+                f"tendencies across joints of windows are {min(values):.2f} to {max(values):.2f} "
+                "times those elsewhere"
+            )
+        typer.echo("\n".join([*lines, _seam(edge)]))
+
+
+def _ready(scores: Path, figures: bool) -> None:
+    r"""Raises what would be in the way after hours of work."""
+    from ..data.netcdf import probe
+    from ..evaluation.files import KIND
+
+    probe(scores, KIND)
+    if figures:
+        from ..plots.style import require
+
+        require()
 
 
 def _device(name: str | None) -> str:
@@ -195,6 +214,41 @@ def _print(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=None if Console().is_terminal else 160).print(table)
+
+
+def _errors(scores: xr.Dataset) -> list[tuple[str, str, str]]:
+    r"""Errors by variable, over all of its levels, and of the channels that have a target."""
+    from ..data.variables import VARIABLES
+    from ..evaluation.reconstruction import HEADLINE
+
+    rows = []
+    variables = scores["variable"].values.tolist()
+    for name in dict.fromkeys(variables):
+        levels, short = variables.count(name), VARIABLES[name].short
+        told = short if VARIABLES[name].surface else f"{short}, {_several(levels, 'level')}"
+        rows.append((told, scores.isel(channel=[k for k, v in enumerate(variables) if v == name])))
+    aloft = [c for c in HEADLINE if c in scores["channel"].values and c not in dict(rows)]
+    rows += [(name, scores.sel(channel=[name])) for name in aloft]
+    return [
+        (
+            told,
+            _number(float(part["rmse"].mean()), 3),
+            _number(float(part["rmse_weather"].mean()) if "rmse_weather" in part else None, 2),
+        )
+        for told, part in rows
+    ]
+
+
+def _seam(edge: dict[str, float]) -> str:
+    return (
+        f"differences across the seam are {_number(edge['seam'], 2)} times the mean elsewhere, "
+        f"where {_number(edge['low'], 2)} to {_number(edge['high'], 2)} is usual"
+    )
+
+
+def _several(n: int, word: str) -> str:
+    plural = f"{word.removesuffix('y')}ies" if word.endswith("y") else f"{word}s"
+    return f"{n:,} {word if n == 1 else plural}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -77,7 +77,12 @@ ResidentOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    int, typer.Option(min=1, help="Threads that read data.", rich_help_panel=MACHINE)
+    int,
+    typer.Option(
+        min=1,
+        help="Threads that read data; a task of a Slurm job has as many cores.",
+        rich_help_panel=MACHINE,
+    ),
 ]
 SlurmOption = Annotated[
     bool,
@@ -240,11 +245,12 @@ def denoiser(
 
 def _start(network: str, run: Path, arguments: dict[str, Any], job: tuple[Any, ...] | None) -> None:
     from ..training.start import start
+    from . import Interrupted
 
     if job is not None:
         _submit(network, run, arguments, *job)
     elif start(network, **arguments).interrupted:
-        raise typer.Exit(130)
+        raise Interrupted
 
 
 def _submit(
@@ -277,6 +283,7 @@ def _submit(
         name=f"appa-{run.name}-{network}",
         nodes=nodes,
         gpus_per_node=gpus_per_node,
+        cpus_per_task=None if "cpus-per-task" in options else arguments["workers"],
         limit=time,
         partition=partition,
         account=account,

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..diffusion.sampling import draw
 from ..diffusion.trajectory import joints, padded_length
 from ..errors import DataError
+from ..progress import Progress
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
@@ -84,17 +85,28 @@ def score_prior(
             "anomalies need a climatology: fit one with appa data climatology STORE OUT, or give "
             "'planet' for the bundled planet's"
         )
+    window, stride = model.config.window, int(stride or model.config.sampling.stride)
+    if stride > window or (window - stride) % 2:
+        raise DataError(
+            f"found a stride of {stride}, expected from 1 to the window, {window}, and "
+            f"{'odd' if window % 2 else 'even'} as it: a window gives its middle hours"
+        )
     domain = Domain(model, store, channels, device)
     if channels is None:
         domain = Domain(model, store, [domain.names[k] for k in shown(domain)], device)
     climate = Climate(clim, domain)
     model.to(device)
-    window, stride = model.config.window, int(stride or model.config.sampling.stride)
+    loaders = [
+        windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
+        for length in hours
+    ]
+    counts = [1 + (padded_length(length, window, stride) - window) // stride for length in hours]
+    total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
+    whole = Progress(total, "drawn and scored", "windows")  # beside the bar of each draw
 
     parts = []
-    for length in hours:
+    for length, loader, count in zip(hours, loaders, counts, strict=True):
         sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
-        loader = windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
         for x, dates in loader:
             numbers = range(sources["draws"].count, sources["draws"].count + len(x))
             z = draw(
@@ -103,6 +115,7 @@ def score_prior(
             found = _states(model, domain, x.flatten(0, 1), z.flatten(0, 1), decode)
             for name, states in found:
                 sources[name].update(states.unflatten(0, dates.shape), dates)
+            whole.advance(count * len(x))
         full = padded_length(length, window, stride)
         parts.append(_dataset(domain, sources, joints(full, window, stride)))
 

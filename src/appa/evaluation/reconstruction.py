@@ -137,11 +137,12 @@ class _Sums:
         two beyond them."""
         _, c, h, _ = error.shape
         bins, width = len(EDGES) + 1, EDGES[1] - EDGES[0]
-        index = ((error - EDGES[0]) / width).floor_().clamp_(-1, bins - 2).long() + 1
-        index += bins * torch.arange(c * h, device=error.device).view(c, h, 1)
-        defined = self.domain.weights.expand(len(error), -1, -1, -1) > 0
-        counts = torch.bincount(index[defined], minlength=c * h * bins)
-        return counts.view(c, h, bins).cpu().numpy()
+        index = ((error - EDGES[0]) / width).floor_().clamp_(-1, bins - 2).add_(1)
+        index.masked_fill_(self.domain.weights <= 0, bins)  # one more, for what is undefined
+        rows = torch.arange(c * h, dtype=torch.int32, device=error.device).view(c, h, 1)
+        index = index.int().add_((bins + 1) * rows)
+        counts = torch.bincount(index.flatten(), minlength=c * h * (bins + 1))
+        return counts.view(c, h, bins + 1)[..., :bins].cpu().numpy()
 
     def dataset(self, weather: np.ndarray | None) -> xr.Dataset:
         domain = self.domain

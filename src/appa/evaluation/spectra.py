@@ -71,7 +71,8 @@ def power_spectrum(fields: np.ndarray, grid: Grid, *, threads: int = 1) -> np.nd
         import ducc0
     except ImportError:
         raise AppaError(
-            "spectra need 'ducc0', which is not installed; run pip install ducc0"
+            "spectra need 'ducc0', which is not installed; run "
+            "pip install 'appa-assimilation[evaluation]'"
         ) from None
     fields = np.asarray(fields)
     if fields.shape[-2:] != grid.shape:

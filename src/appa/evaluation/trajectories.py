@@ -189,7 +189,8 @@ class Trajectories:
             nothing = np.full(values.shape[1], np.nan)
             return nothing, nothing
         pair = np.stack((values[..., there].mean(-1), values[..., ~there].mean(-1)), -1)
-        return jackknife(pair, lambda m: np.sqrt(m[..., 0] / m[..., 1]))
+        with np.errstate(invalid="ignore", divide="ignore"):  # a prescribed SST may not change
+            return jackknife(pair, lambda m: np.sqrt(m[..., 0] / m[..., 1]))
 
     def moments(self, half: int | None = None) -> tuple[np.ndarray, ...]:
         r"""At each point the mean of :math:`x`, its standard deviation, and the mean and standard

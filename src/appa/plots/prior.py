@@ -41,6 +41,7 @@ SKY, AMBER = "#56b4e9", "#e69f00"
 COLOURS = {"truth": INK, "reconstruction": BLUE, "draws": ORANGE}
 LINES = {"t": ORANGE, "u": PURPLE, "v": AMBER, "z": BLUE, "q": GREEN, "tp": SKY, "sst": MUTED}
 LINES |= {"t2m": ORANGE, "u10": PURPLE, "v10": AMBER, "msl": BLUE}
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend
 SPECTRA = (
     "t2m",
     "u10",
@@ -102,7 +103,7 @@ def plot_rmse(scores: xr.Dataset) -> Figure:
         right.set_xlim(left=0)
         _finish(right, unit, "hPa", f"{title}, by level")
         if len(_levelled(scores)):
-            _legend(right, ncols=2)
+            _legend(right, **BESIDE)
     return figure
 
 
@@ -169,7 +170,7 @@ def plot_errors(scores: xr.Dataset) -> Figure:
         ax.set_xlim(edges[0], edges[-1])
         _finish(ax, "standard deviations", f"% of the area in {width:.2g}", title)
         if len(variables):
-            _legend(ax, loc="upper right")
+            _legend(ax, **BESIDE)
     return figure
 
 

@@ -1,0 +1,67 @@
+r"""What `docs/training.md` shows to try, runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from appa.cli import application
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text()
+
+
+def test_a_few_minutes_on_a_laptop(tmp_path, monkeypatch):
+    r"""Its configuration, commands and lines of Python, with fewer updates and no figures."""
+    for package in ("ducc0", "tensorboard"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    (config,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    assert config.count("steps: 100") == 2
+    Path("tiny.yaml").write_text(config.replace("steps: 100", "steps: 6"))
+    (block,) = re.findall(r"<!-- begin tiny -->(.*?)<!-- end tiny -->", PAGE, re.S)
+    commands = [shlex.split(line) for line in block.replace("\\\n", " ").strip().splitlines()]
+    assert len(commands) == 6
+    for name, *arguments in commands:
+        assert name == "appa"
+        arguments += ["--no-figures"] * (arguments[0] == "score")  # tests/plots has those
+        result = CliRunner().invoke(application(), arguments)
+        if result.exception is not None:
+            raise result.exception
+    assert {"autoencoder.json", "prior.json"} <= {
+        p.name for p in Path("runs/tiny/scores").iterdir()
+    }
+    assert list(Path("runs/tiny/training/autoencoder").glob("events.out.tfevents.*"))
+
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    scope: dict = {}
+    exec(compile(lines, "training.md", "exec"), scope)
+    assert dict(scope["draws"].sizes) == {
+        "member": 2,
+        "time": 24,
+        "level": 13,
+        "latitude": 48,
+        "longitude": 96,
+    }
+
+
+def test_its_files_and_options_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / link).exists(), link
+    known = set()
+    for group, command in (
+        *(("train", name) for name in ("autoencoder", "denoiser")),
+        *(("score", name) for name in ("autoencoder", "prior")),
+        *(("data", name) for name in ("fetch", "check", "statistics", "climatology")),
+        *((None, name) for name in ("encode", "import-official")),
+    ):
+        words = [command] if group is None else [group, command]
+        shown = CliRunner().invoke(application(), [*words, "--help"], env={"COLUMNS": "200"})
+        known |= set(re.findall(r"--[a-z][a-z-]*", shown.output))
+    launchers = {"--nproc-per-node", "--no-python", "--nnodes", "--rdzv-backend"}
+    launchers |= {"--rdzv-endpoint", "--logdir"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) <= known | launchers
