@@ -8,6 +8,7 @@ import torch
 from appa.diffusion.denoiser import as_clock
 from appa.diffusion.schedule import RectifiedSchedule
 
+from ..nn.mixed import mixed
 from .gaussian import covariance, denoiser, hours
 
 
@@ -33,6 +34,43 @@ def test_parametrization_gives_the_mean(sigma):
     expected = cov @ torch.linalg.solve(cov + sigma**2 * eye, z_t.flatten(2))
     found = d(z_t, torch.tensor(sigma, dtype=torch.float64), hours(6)).flatten(2)
     assert torch.allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sigma", [1e-3, 1.0, 900.0])
+def test_half_precision_gives_the_mean(sigma, dtype):
+    r"""Windows in half precision: the network's output and the sum are rounded, nothing else."""
+    d = denoiser(6)
+    z_t = (1 + sigma**2) ** 0.5 * torch.randn(
+        3, 6, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    z_t = z_t.to(dtype)
+    expected = d(z_t.double(), sigma, hours(6))
+    found = d(z_t, sigma, hours(6))
+    assert found.dtype == dtype
+    # the network sees its input rounded, and with strong noise the mean is a small difference
+    rounding = 4 * torch.finfo(dtype).eps * (1 + 1 / (1 + sigma**2) ** 0.5)
+    assert (found - expected).abs().max() < rounding * expected.abs().max()
+
+
+def test_mixed_precision_changes_no_loss():
+    r"""Nothing beside the network is a product that would be rounded."""
+    d = denoiser(6)
+    generator = torch.Generator().manual_seed(0)
+    z, noise = torch.randn(2, 4, 6, 1, 1, 1, generator=generator)
+    sigma = torch.tensor([1e-3, 0.5, 3.0, 900.0])
+    exact = d.loss(z.double(), sigma.double(), hours(6), noise.double())
+    network = d.backbone.forward
+
+    def alone(z, c, clock):
+        with torch.autocast("cpu", enabled=False):
+            return network(z, c, clock)
+
+    d.backbone.forward = alone
+    with mixed():
+        found = d.loss(z, sigma, hours(6), noise)
+    # with σ = 1e-3, what is left of the rounding of z, 6e-8, is divided by it
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=0)
 
 
 def test_loss_is_weighted_by_its_formula():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import shutil
 from ast import literal_eval
 from pathlib import Path
@@ -19,6 +20,7 @@ from appa.data.variables import ATMOSPHERIC, LEVELS, SURFACE
 from appa.diffusion.trajectory import TrajectoryDenoiser
 from appa.errors import DataError
 from appa.interop.official import import_official
+from appa.interop.tensors import read_tensors
 from appa.tasks.folders import ModelError
 from appa.tasks.model import Model, load
 
@@ -262,6 +264,32 @@ def test_foreign(run, file):
     refused(run, f"{file} holds list, expected tensors by name")
     torch.save({"weight": torch.ones(3)}, path)
     refused(run, f"{file}.*weight")
+
+
+def test_garbled(run):
+    r"""Bytes changed at random, mostly where it says what there is: read as tensors, or refused."""
+    raw, path = (EXAMPLE / FILES[1]).read_bytes(), run / FILES[1]
+    draw = random.Random(0)
+    refusals = 0
+    for _ in range(200):
+        data = bytearray(raw)
+        for _ in range(draw.randint(1, 20)):
+            data[draw.randrange(1000)] = draw.randrange(256)
+        path.write_bytes(data)
+        try:
+            read_tensors(path)
+        except ModelError:
+            refusals += 1
+    assert refusals > 100
+
+
+def test_weights_that_are_not_finite(run):
+    path = run / FILES[0]
+    weights = torch.load(path, weights_only=True)
+    name = "encoder.descent.0.0.weight"
+    weights[name].view(-1)[3] = torch.nan
+    torch.save(weights, path)
+    refused(run, f"{name} is not finite")
 
 
 class Planted:

@@ -11,6 +11,8 @@ from appa.nn.layers import Rotation
 from appa.nn.transformer import Transformer
 from appa.tasks.building import build_denoiser
 
+from .mixed import mixed
+
 SHAPE = (4, 3, 5)
 
 
@@ -81,7 +83,7 @@ def test_shortcuts_change_nothing():
     with torch.no_grad():
         expected, found = plain(net, *args), net(*args)
     assert found.shape == args[0].shape
-    # sine encodings are tabulated in single precision
+    # the frequencies here are rounded to single precision
     assert torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
 
 
@@ -107,6 +109,43 @@ def test_checkpointing_changes_no_gradient():
         net(z.requires_grad_(), c, clock).square().mean().backward()
         gradients.append([z.grad, *(p.grad for p in net.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_mixed_precision_leaves_places_alone():
+    r"""Places of the published grid, with angles of up to 47 radians: in single precision they are
+    right to 1e-5, where bfloat16 would round by 4e-3, and angles by 0.1."""
+    torch.manual_seed(0)
+    net = Transformer(3, (2, 23, 47), 16, 1, 2, 6, 2)
+    rotation = net.blocks[0].attention.rotation
+    with mixed():
+        places, (cos, sin) = net.places(), rotation.angles(net.positions)
+    positions = net.positions.double()
+    phi = positions @ rotation.theta.double()
+    assert (cos - phi.cos()).abs().max() < 1e-5
+    assert (sin - phi.sin()).abs().max() < 1e-5
+    expected = net.place.double()(encoded(positions, 16).flatten(1))
+    assert (places - expected).abs().max() < 1e-5
+
+
+def test_mixed_precision_is_close():
+    r"""A product's rounding is 2⁻⁹ of its size; that of ten one after another, not much more."""
+    net, (z, c, clock) = transformer(), inputs()
+    with torch.no_grad():
+        expected = net(z, c, clock)
+        net.float()
+        with mixed():
+            found = net(z.float(), c.float(), clock.float())
+    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert 1e-4 < error < 0.01
+
+
+def test_noise_levels_are_told_apart_in_half_precision():
+    r"""Of 10 log σ = 69, bfloat16 knows the quarter; its encoding is that of single precision."""
+    from appa.nn.layers import SineEncoding
+
+    c = 10 * torch.log(torch.tensor([1e3, 1.01e3, 1e-3]))
+    sine = SineEncoding(64).bfloat16()
+    assert (sine(c) - encoded(c.double(), 64)).abs().max() < 1e-5
 
 
 def test_a_patch_must_divide_the_window():

@@ -199,7 +199,7 @@ def test_averaged_weights_are_exported(straight, store):
     task = make_task(straight.parent, "autoencoder", "soap")
     trainer = Trainer(task, straight, ALONE, Options(stretch=True))
     trainer.resume()
-    last, average = trainer.network.state_dict(), trainer.weights()
+    last, average = trainer.network.state_dict(), trainer.ema.state_dict()
     exported = read_weights(straight / "autoencoder.safetensors")
     for name, value in exported.items():
         assert torch.equal(value, average[name])
@@ -293,9 +293,11 @@ def test_feeds_hand_out_what_the_loader_does(store, resident):
         np.testing.assert_allclose(away, 0, atol=1e-4)
 
 
-def test_too_few_windows(store):
-    with pytest.raises(DataError, match=r"24 windows .* fewer than one update's batch of 32"):
-        make_feed(store, 1, 8, CPU, accumulation=4, split=("2001-01-01", "2001-01-01"))
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 4), (32, 1)])
+def test_too_few_windows(store, batch, accumulation):
+    told = r"24 windows .* fewer than one update's batch of 32; lower batch_size in the config"
+    with pytest.raises(DataError, match=told):
+        make_feed(store, 1, batch, CPU, accumulation=accumulation, split=("2001-01-01",) * 2)
 
 
 # What is told
@@ -360,6 +362,20 @@ def test_statistics_are_computed_where_none_are_given(store, tmp_path):
     assert (found["undefined"].values == small.LAND).all()
 
 
+def test_foreign_states(store, tmp_path):
+    r"""As many latitudes, but others: they would be weighted as what they are not."""
+    grid = {"kind": "gaussian", "latitudes": small.H, "longitudes": small.W}
+    config = small.configuration(data__grid=grid)
+    with pytest.raises(DataError, match=r"8×16 from latitudes 78\.75.* not the model's, gaussian"):
+        autoencoder(store, tmp_path / "run", config=config)
+    states = small.states()
+    states["temperature"][5, 0, 1, 2] = np.nan
+    path = small.write(tmp_path / "nan.zarr", states)
+    with pytest.raises(DataError, match="temperature at 500 hPa is undefined at 1 of 128 points"):
+        autoencoder(path, tmp_path / "run")
+    assert not (tmp_path / "run" / "autoencoder.safetensors").exists()
+
+
 def test_foreign_latents(straight):
     latents = small.latents(small.configuration(autoencoder__latent_channels=5))
     with pytest.raises(DataError, match=r"shape \(5, 4, 8\), those of the configuration \(3,"):
@@ -371,6 +387,9 @@ def test_foreign_latents(straight):
     train_denoiser(straight, latents.assign_attrs(autoencoder=weights), steps=14, **QUIET)
     with pytest.raises(DataError, match="no store of latents"):
         train_denoiser(straight, small.states(), **QUIET)
+    spoilt = latents.drop_attrs().assign(latents_std=latents.latents_std * np.nan)
+    with pytest.raises(DataError, match="latents_std of the dataset are not finite"):
+        train_denoiser(straight, spoilt, **QUIET)
 
 
 def test_options_that_are_not():

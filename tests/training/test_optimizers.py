@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from appa.errors import ConfigError
-from appa.training.distribution import Ranks
+from appa.training.distribution import Ranks, load_optimizer, optimizer_state
 from appa.training.optimizers import EMA, learning_rate, make_optimizer, set_learning_rate
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -74,11 +74,11 @@ def test_a_saved_optimizer_goes_on_bit_by_bit(kind):
     model = network()
     optimizer = make_optimizer(kind, model.parameters(), 1e-2)
     steps(model, optimizer, 0, 13)  # SOAP has a basis and is on the way to its next
-    state = ALONE.optimizer_state(optimizer)
+    state = optimizer_state(ALONE, optimizer)
     other = network()
     other.load_state_dict(model.state_dict())
     optimizer = make_optimizer(kind, other.parameters(), 1e-2)
-    ALONE.load_optimizer(optimizer, state)
+    load_optimizer(optimizer, state)
     steps(other, optimizer, 13, 25)
     for p, q in zip(straight.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from appa.training.distribution import Ranks, distributed
+from appa.training.distribution import Ranks, distributed, whole
 from appa.training.options import Options
 from appa.training.tasks import AutoencoderTask, DenoiserTask, Task
 from appa.training.trainer import Trainer
@@ -55,7 +55,7 @@ def results(trainer: Trainer) -> dict[str, Any]:
         losses.append(ranks.mean(trainer.gradients()))
         if s == 0:
             named = trainer.network.named_parameters()
-            gradients = ranks.whole({name: p.grad for name, p in named})
+            gradients = whole(ranks, {name: p.grad for name, p in named})
         norms.append(trainer.update())
         if s == 1:
             trainer.save()
@@ -63,8 +63,7 @@ def results(trainer: Trainer) -> dict[str, Any]:
         "gradients": gradients,
         "losses": torch.stack(losses),
         "norms": torch.stack(norms),
-        "weights": ranks.whole(trainer.network.state_dict()),
-        "averages": trainer.weights(),
+        **weights(trainer),
     }
 
 
@@ -75,9 +74,14 @@ def resumed(trainer: Trainer) -> dict[str, Any]:
     while trainer.step < UPDATES:
         trainer.gradients()
         trainer.update()
+    return weights(trainer)
+
+
+def weights(trainer: Trainer) -> dict[str, Any]:
+    r"""The weights and their averages, whole."""
     return {
-        "weights": trainer.ranks.whole(trainer.network.state_dict()),
-        "averages": trainer.weights(),
+        "weights": whole(trainer.ranks, trainer.network.state_dict()),
+        "averages": whole(trainer.ranks, trainer.ema.state_dict()),
     }
 
 

@@ -51,14 +51,15 @@ class Denoiser(nn.Module):
         Returns:
             The means :math:`d_\phi(z_t)`, with shape :math:`(B, W, C, H, W')`.
         """
-        sigma_t = torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device)
-        sigma_t = sigma_t.expand(z_t.shape[0])
+        # in half precision, the square of a large noise level is infinite
+        dtype = torch.promote_types(z_t.dtype, torch.float32)
+        sigma_t = torch.as_tensor(sigma_t, dtype=dtype, device=z_t.device).expand(z_t.shape[0])
         clock = as_clock(dates, z_t)
         s = sigma_t.view(-1, *[1] * (z_t.ndim - 1))
         c = torch.rsqrt(s * s + 1)
-        output = self.backbone(c * z_t, 10 * torch.log(sigma_t), clock)
-        # the product, not the square of c: both are exact in the limits of small and large noise
-        return z_t / (s * s + 1) + s * c * output.to(z_t.dtype)
+        output = self.backbone((c * z_t).to(z_t.dtype), 10 * torch.log(sigma_t), clock)
+        # the quotient, not the square of c: both are exact in the limits of small and large noise
+        return (z_t / (s * s + 1) + s * c * output).to(z_t.dtype)
 
     def loss(self, z: Tensor, sigma_t: Tensor, dates: Any, noise: Tensor) -> Tensor:
         r"""The denoising loss of windows, whose noise is given.

@@ -39,7 +39,7 @@ def read_tensors(path: Path) -> Tensors:
             f"{path} is no file of tensors: it {asks}. Nothing of it was executed. Weights hold "
             "tensors only: get the file anew from its authors, or save its state_dict()"
         ) from None
-    except (RuntimeError, EOFError, KeyError, ValueError, OSError, IndexError) as error:
+    except Exception as error:  # of any kind: garbled bytes are read as anything
         cause = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise ModelError(
             f"{path} cannot be read ({cause}): its {path.stat().st_size:,} bytes are cut short or "
@@ -133,6 +133,8 @@ def convert(
             faults.append(f"{name} is not known")
         elif tuple(tensor.shape) != expected[ours]:
             faults.append(f"{name} has shape {tuple(tensor.shape)}, not {expected[ours]}")
+        elif not tensor.isfinite().all():
+            faults.append(f"{name} is not finite")
         else:
             found[ours] = tensor
     present = set(tensors)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
@@ -225,6 +226,8 @@ class Autoencoder(nn.Module):
 
 
 def _call(module: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
-    if checkpointing and x.requires_grad:
-        return checkpoint(module, x, use_reentrant=False)  # type: ignore[return-value]
+    # states need no gradient, but the finest level, which takes most memory, has weights that do
+    if checkpointing and torch.is_grad_enabled():
+        # nothing is random: there is no state to keep, which a CUDA graph could not
+        return checkpoint(module, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
     return module(x)

@@ -95,12 +95,9 @@ class SineEncoding(nn.Module):
         features: The number of features :math:`D`, even.
     """
 
-    freqs: Tensor
-
     def __init__(self, features: int):
         super().__init__()
-        freqs = torch.exp(-math.log(100) * torch.linspace(0, 1, features // 2))
-        self.register_buffer("freqs", freqs, persistent=False)
+        self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
         r"""
@@ -108,9 +105,12 @@ class SineEncoding(nn.Module):
             x: Positions, with shape :math:`(*)`.
 
         Returns:
-            All sines, then all cosines, with shape :math:`(*, D)`.
+            All sines, then all cosines, with shape :math:`(*, D)`, in single precision or better:
+            angles are large.
         """
-        angle = x[..., None].to(self.freqs) * self.freqs
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        k = torch.linspace(0, 1, self.features // 2, dtype=x.dtype, device=x.device)
+        angle = x[..., None] * torch.exp(-math.log(100) * k)
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
@@ -138,7 +138,8 @@ class Rotation(nn.Module):
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         r"""Cosines and sines at positions :math:`(N, d)`, each with shape :math:`(N, D / 2)`."""
         # not a matrix product, which autocast would take in half precision: angles are large
-        phi = (positions[:, :, None] * self.theta.to(positions)).sum(dim=1)
+        dtype = torch.promote_types(self.theta.dtype, torch.float32)
+        phi = (positions[:, :, None].to(dtype) * self.theta.to(dtype)).sum(dim=1)
         return phi.cos(), phi.sin()
 
     @staticmethod

@@ -164,11 +164,16 @@ class Transformer(nn.Module):
             The output, with shape :math:`(B, T, C, H, W)`.
         """
         s = self.tokens(z, clock)
-        x = s + self.places(s)
-        mod = self.noise(c)
+        x = s + self.places()
+        mod = self.noise(c).to(s.dtype)
         for block in self.blocks:
-            if self.checkpointing and x.requires_grad:
-                x = checkpoint(block, x, s, mod, self.positions, use_reentrant=False)
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(
+                    block,
+                    *(x, s, mod, self.positions),
+                    use_reentrant=False,
+                    preserve_rng_state=False,  # nothing is random
+                )
             else:
                 x = block(x, s, mod, self.positions)
         x = self.project(x)  # channels slowest
@@ -186,13 +191,14 @@ class Transformer(nn.Module):
         shared = F.linear(hours.to(z), others.sum(dim=-1), self.embed.bias)
         return F.linear(z, own.flatten(1)) + shared.unsqueeze(-2)
 
-    def places(self, s: Tensor) -> Tensor:
+    def places(self) -> Tensor:
         r"""The projected sine encoding of all places, with shape :math:`(N, D)`."""
-        width = self.place.out_features
-        total = self.place.bias
-        for i, n in enumerate(self.grid):
-            encoded = self.sine(torch.arange(n, device=s.device))
-            weight = self.place.weight[:, i * width : (i + 1) * width]
-            part = F.linear(encoded, weight)
-            total = total + part.view([-1 if j == i else 1 for j in range(3)] + [width])
-        return total.flatten(0, 2).to(s.dtype)
+        total, width = self.place.bias, self.place.out_features
+        # Half precision does not tell neighbours apart at low frequencies; single costs nothing.
+        with torch.autocast(total.device.type, enabled=False):
+            for i, n in enumerate(self.grid):
+                encoded = self.sine(torch.arange(n, dtype=total.dtype, device=total.device))
+                weight = self.place.weight[:, i * width : (i + 1) * width]
+                part = F.linear(encoded.to(weight), weight)
+                total = total + part.view([-1 if j == i else 1 for j in range(3)] + [width])
+        return total.flatten(0, 2)

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import xarray as xr
 import zarr
 from zarr.storage import LocalStore
@@ -40,11 +39,12 @@ from ..data.states import Standardizer
 from ..data.stores import open_store
 from ..data.windows import WindowLoader
 from ..data.writing import StoreWriter
-from ..errors import AppaError, DataError, StoreError
+from ..errors import DataError, StoreError
 from ..nn.autoencoder import Autoencoder
 from ..progress import Progress, progress
-from .folders import ModelError, digest, read_statistics
+from .folders import ModelError, check_grid, digest, read_statistics
 from .model import find, load_autoencoder, standardizer
+from .ranks import distributed
 
 __all__ = ["encode"]
 
@@ -86,48 +86,6 @@ class Moments(NamedTuple):
         return np.sqrt(self.squares / max(self.n, 1))
 
 
-class Ranks:
-    r"""The processes that share the work; one, unless `torchrun` started several."""
-
-    def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
-        self.local = int(os.environ.get("LOCAL_RANK", 0))
-
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        r"""Lets the processes speak with each other."""
-        if self.size == 1 or dist.is_initialized():
-            yield
-            return
-        # Some have more to do than others, by hours.
-        dist.init_process_group("gloo", timeout=timedelta(days=7))
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
-
-    def first(self, function: Any) -> Any:
-        r"""What a function gives on the first rank, or the error it raises there, on all."""
-        if self.size == 1:
-            return function()
-        told: list[Any] = [None]
-        if self.rank == 0:
-            try:
-                told[0] = function()
-            except AppaError as error:
-                told[0] = error
-        dist.broadcast_object_list(told, src=0)
-        if isinstance(told[0], AppaError):
-            raise told[0]
-        return told[0]
-
-    def wait(self) -> None:
-        r"""Waits for the others."""
-        if self.size > 1:
-            dist.barrier()
-
-
 def encode(
     model: str | Path,
     store: str | Path | xr.Dataset,
@@ -161,11 +119,11 @@ def encode(
     """
     if batch < 1 or (block is not None and block < 1):
         raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
-    folder, ranks = find(model), Ranks()
+    folder = find(model)
     config, autoencoder = load_autoencoder(folder)
     states = _standardizer(config, folder)
     ds = open_store(store)
-    _check(ds, config)
+    check_grid(ds, config)
     counted, period = _counted(ds["time"].values, config)
     template = _template(ds, config, digest(autoencoder.state_dict()), period)
     plan = {
@@ -175,22 +133,22 @@ def encode(
         "store": "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name,
     }
 
-    with ranks.joined():
+    # Ranks speak of little, and some have more to do than others, by hours.
+    with distributed(device, backend="gloo", timeout=timedelta(days=7)) as ranks:
         # The first process holds the store's lock; the others write on its behalf.
         writer = ranks.first(lambda: StoreWriter(out, template, block=block, plan=plan))
-        with writer if ranks.rank == 0 else nullcontext():
+        with writer if ranks.main else nullcontext():
             todo = ranks.first(lambda: writer.remaining)
-            mine = todo[ranks.rank :: ranks.size]
+            mine = todo[ranks.rank :: ranks.world]
             if mine:
                 loader = _loader(store, states, writer, mine, batch, workers)
-                place = torch.device(device) if device is not None else _device(ranks.local)
-                autoencoder.to(place).eval().requires_grad_(False)
-                with _progress(ranks.rank, writer, todo, mine) as p:
-                    for i, z in _blocks(autoencoder, loader, writer, mine, place, p):
+                autoencoder.to(ranks.device).eval().requires_grad_(False)
+                with _progress(ranks.main, writer, todo, mine) as p:
+                    for i, z in _blocks(autoencoder, loader, writer, mine, ranks.device, p):
                         writer.put("latents", writer.blocks[i].start, z)
                         _note(writer, i, Moments.of(z[counted[writer.blocks[i]]]))
                         writer.mark(i)
-            ranks.wait()
+            ranks.barrier()
             ranks.first(lambda: _finish(writer))
     return Path(out)
 
@@ -207,23 +165,6 @@ def _standardizer(config: Config, folder: Path) -> Standardizer:
             "it again with --statistics, or train it on a store"
         )
     return states
-
-
-def _check(ds: xr.Dataset, config: Config) -> None:
-    if "member" in ds.dims:
-        raise DataError(
-            f"the store has {ds.sizes['member']} members; encode one, e.g. ds.isel(member=0)"
-        )
-    shape = ds.sizes["latitude"], ds.sizes["longitude"]
-    if shape != config.grid.shape or not (
-        np.allclose(ds["latitude"], config.grid.latitude, atol=1e-3)
-        and np.allclose(ds["longitude"], config.grid.longitude, atol=1e-3)
-    ):
-        h, w = config.grid.shape
-        raise DataError(
-            f"the store's grid, {shape[0]}×{shape[1]}, is not the model's, {config.grid.kind} "
-            f"{h}×{w}; remap the store: appa data fetch STORE OUT --grid {config.grid.kind}:{h}x{w}"
-        )
 
 
 def _counted(times: np.ndarray, config: Config) -> tuple[np.ndarray, str]:
@@ -271,12 +212,6 @@ def _digest(states: Standardizer) -> str:
 
 
 # ---------------------------------------------------------------- the work
-
-
-def _device(local: int) -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", local % torch.cuda.device_count())
-    return torch.device("cpu")
 
 
 def _loader(
@@ -335,10 +270,10 @@ def _blocks(
 
 @contextmanager
 def _progress(
-    rank: int, writer: StoreWriter, todo: list[int], mine: list[int]
+    main: bool, writer: StoreWriter, todo: list[int], mine: list[int]
 ) -> Iterator[Progress | None]:
     r"""The progress of the first rank, which has as much to do as any other."""
-    if rank > 0:
+    if not main:
         yield None
         return
     hours = {i: block.stop - block.start for i, block in enumerate(writer.blocks)}

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -37,7 +38,7 @@ from ..data import netcdf
 from ..data import statistics as state_statistics
 from ..data.states import undefined
 from ..data.variables import STATIC
-from ..errors import AppaError
+from ..errors import AppaError, DataError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT",
     "ModelError",
+    "check_grid",
     "digest",
     "fit",
     "gather",
@@ -90,11 +92,31 @@ def read_config(folder: str | Path) -> Config:
     r"""Reads a model's configuration."""
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise ModelError(f"{missing(path)}; a model folder has one: is it the right folder?")
+        raise ModelError(f"{missing(path)}; a model folder has a {CONFIG}: is it the right one?")
     return load_config(path)
 
 
 # ---------------------------------------------------------------- statistics and static fields
+
+
+def check_grid(store: xr.Dataset, config: Config) -> None:
+    r"""Raises unless a store has one state an hour, on the grid of a configuration."""
+    if "member" in store.dims:
+        raise DataError(
+            f"the store has {store.sizes['member']} members; take one, e.g. ds.isel(member=0)"
+        )
+    grid, shape = config.grid, (store.sizes["latitude"], store.sizes["longitude"])
+    if shape != grid.shape or not (
+        np.allclose(store["latitude"], grid.latitude, atol=1e-3)
+        and np.allclose(store["longitude"], grid.longitude, atol=1e-3)
+    ):
+        (h, w), kind = grid.shape, grid.kind
+        first = ", ".join(f"{x:.2f}°" for x in store["latitude"].values[:2])
+        raise DataError(
+            f"the store's grid, {shape[0]}×{shape[1]} from latitudes {first} on, is not the "
+            f"model's, {kind} {h}×{w}; remap the store: appa data fetch STORE OUT --grid "
+            f"{kind}:{h}x{w}"
+        )
 
 
 def gather(stats: xr.Dataset, store: xr.Dataset | None) -> xr.Dataset:

@@ -85,6 +85,8 @@ class Model:
     ):
         self.config, self.statistics, self.origin = config, statistics, origin
         self.autoencoder = autoencoder.eval().requires_grad_(False)
+        # the layout that convolutions are fastest in, on CPUs too
+        self.autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._denoiser = denoiser.eval().requires_grad_(False) if denoiser is not None else None
         self._latent_mean, self._latent_std = latent_mean, latent_std
         self.standardizer = standardizer(config, statistics)

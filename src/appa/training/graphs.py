@@ -28,7 +28,9 @@ class Graph:
         self.inputs = [x.clone() for x in inputs]
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph):
+        # Other threads read ahead into pinned memory meanwhile, which is none of the recording's
+        # business: by default it would forbid that, and their reading would fail.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -19,6 +19,7 @@ from ..data.stores import open_store
 from ..errors import DataError
 from ..tasks.folders import (
     AUTOENCODER,
+    check_grid,
     digest,
     gather,
     load_statistics,
@@ -28,7 +29,7 @@ from ..tasks.folders import (
 )
 from .distribution import Ranks, distributed
 from .options import Options, Outcome, TrainingError
-from .tasks import AutoencoderTask, DenoiserTask, Task
+from .tasks import AutoencoderTask, DenoiserTask, Task, named
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def train_autoencoder(
     out = Path(out)
     with distributed(device) as ranks:
         store = open_store(data)
+        check_grid(store, config)
         stats = gather(_statistics(config, store, out, statistics, ranks), store)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
@@ -154,18 +156,18 @@ def _statistics(
     if given is not None:
         return state_statistics.load(given) if isinstance(given, str | Path) else given
     file = out / "statistics.nc"
-    if ranks.known(file.exists()):
+    if ranks.first(file.exists):
         return load_statistics(file)
     if config.data.grid == load_config("planet").data.grid:
         from ..data.planet import statistics
 
         return statistics()
-    if ranks.main:
-        period = config.data.splits.period("train")
-        names = (*config.data.surface, *config.data.atmospheric)
-        split = (period.start, period.stop)
-        write_statistics(out, state_statistics.compute(store, variables=names, split=split))
-    ranks.barrier()
+    period = config.data.splits.period("train")
+    names = (*config.data.surface, *config.data.atmospheric)
+    split = (period.start, period.stop)
+    ranks.first(
+        lambda: write_statistics(out, state_statistics.compute(store, variables=names, split=split))
+    )
     return load_statistics(file)
 
 
@@ -175,6 +177,7 @@ def _check_latents(run: Path, data: Any) -> None:
     file = run / AUTOENCODER
     if made is not None and file.exists() and made != digest(read_weights(file)):
         raise DataError(
-            f"the latents in {data} were encoded by another autoencoder than {file}, or before it "
-            f"was trained further; encode the store again: appa encode {run} STORE LATENTS"
+            f"the latents in {named(data)} were encoded by another autoencoder than {file}, or "
+            "before it was trained further; encode the store again: "
+            f"appa encode {run} STORE LATENTS"
         )

@@ -36,8 +36,17 @@ PRECONDITION_EVERY = 10
 PRECONDITION_UP_TO = 2048
 
 
+# How much of the averages of gradients, and of their squares, an update keeps.
+BETAS = {"adam": (0.9, 0.999), "soap": (0.95, 0.95)}
+
+
 def make_optimizer(
-    kind: str, parameters: Iterable[nn.Parameter], lr: float, *, compile: bool = False
+    kind: str,
+    parameters: Iterable[nn.Parameter],
+    lr: float,
+    betas: tuple[float, float] | None = None,
+    *,
+    compile: bool = False,
 ) -> torch.optim.Optimizer:
     r"""An optimiser by its name in the configuration.
 
@@ -48,37 +57,40 @@ def make_optimizer(
         kind: `soap` or `adam`.
         parameters: What to optimise.
         lr: The learning rate.
+        betas: How much of the averages of gradients, and of their squares, a step keeps. By
+            default, what the optimiser's authors chose.
         compile: Whether SOAP's steps are compiled.
     """
+    if kind not in BETAS:
+        raise ConfigError(f"unknown optimizer {kind!r}{nearest(kind, BETAS)}")
+    betas = betas or BETAS[kind]
     parameters = [p for p in parameters if p.requires_grad]
     device = parameters[0].device.type
     if kind == "adam" and device == "cuda":
         # a rate on the device, and steps counted there, can be recorded; see appa.training.graphs
         rate = torch.tensor(lr, device=parameters[0].device)
-        return torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
+        return torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True, capturable=True)
     if kind == "adam":
-        return torch.optim.Adam(parameters, lr=lr)
-    if kind == "soap":
-        try:
-            import heavyball
-        except ImportError as error:
-            raise ConfigError(
-                f"the optimizer 'soap' needs a package that is not installed ({error}); install "
-                "the extra with pip install 'appa-assimilation[train]', or set optimizer: adam"
-            ) from error
-        # The mode is global. Autotuning would cost minutes and win nothing on small matrices.
-        heavyball.utils.compile_mode = "default" if compile else None
-        warnings.filterwarnings("ignore", "Learning rate changed between steps")
-        return heavyball.SOAP(
-            parameters,
-            lr=lr,
-            betas=(0.95, 0.95),
-            weight_decay=0.0,
-            precondition_frequency=PRECONDITION_EVERY,
-            max_precond_dim=PRECONDITION_UP_TO,
-            consume_grad=False,
-        )
-    raise ConfigError(f"unknown optimizer {kind!r}{nearest(kind, ('soap', 'adam'))}")
+        return torch.optim.Adam(parameters, lr=lr, betas=betas)
+    try:
+        import heavyball
+    except ImportError as error:
+        raise ConfigError(
+            f"the optimizer 'soap' needs a package that is not installed ({error}); install "
+            "the extra with pip install 'appa-assimilation[train]', or set optimizer: adam"
+        ) from error
+    # The mode is global. Autotuning would cost minutes and win nothing on small matrices.
+    heavyball.utils.compile_mode = "default" if compile else None
+    warnings.filterwarnings("ignore", "Learning rate changed between steps")
+    return heavyball.SOAP(
+        parameters,
+        lr=lr,
+        betas=betas,
+        weight_decay=0.0,
+        precondition_frequency=PRECONDITION_EVERY,
+        max_precond_dim=PRECONDITION_UP_TO,
+        consume_grad=False,
+    )
 
 
 def learning_rate(step: int, *, base: float, decay: str, steps: int, warmup: int = 0) -> float:
@@ -106,10 +118,7 @@ def learning_rate(step: int, *, base: float, decay: str, steps: int, warmup: int
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     r"""Sets the learning rate of the next step."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            place = group["params"][0].device
-            if group["lr"].device != place:  # as a checkpoint left it
-                group["lr"] = group["lr"].to(place)
+        if isinstance(group["lr"], Tensor):  # which may be recorded: it stays where it is
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
@@ -130,6 +139,10 @@ class EMA:
         self.names = [name for name, _ in module.named_parameters()]
         self.parameters = [p for _, p in module.named_parameters()]
         self.averages = [p.detach().clone() for p in self.parameters]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        r"""The averages by the names of the parameters."""
+        return dict(zip(self.names, self.averages, strict=True))
 
     @torch.no_grad()
     def update(self, step: int) -> None:

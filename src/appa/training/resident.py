@@ -50,8 +50,9 @@ class Feed:
         updates = len(loader.starts) // total
         if updates == 0:
             raise DataError(
-                f"{len(loader.starts)} windows of {loader.window} hour(s) are fewer than one "
-                f"update's batch of {total}; lower batch_size, or give more data"
+                f"{len(loader.starts)} windows of {loader.window} hour(s) in the training split "
+                f"are fewer than one update's batch of {total}; lower batch_size in the "
+                "configuration, or give more hours"
             )
         #: Batches of an epoch
         self.batches = updates * accumulation
@@ -196,7 +197,8 @@ def make_feed(
         options: Options of :class:`appa.data.windows.WindowLoader`.
     """
     pin = device.type == "cuda"
-    loader = WindowLoader(store, window, batch_size, pin_memory=pin, **options)
+    # what is too little for an update is left out, and told, by the feed
+    loader = WindowLoader(store, window, batch_size, pin_memory=pin, drop_last=False, **options)
     hours = int(loader.starts[-1] - loader.starts[0]) + window
     nbytes = hours * int(np.prod(loader.shape)) * dtype.itemsize
     if resident is None:

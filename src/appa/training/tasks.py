@@ -1,12 +1,4 @@
-r"""What the loop trains: a network, its data, its loss, and what is said about it on the way.
-
-The autoencoder's loss is the weighted error of :math:`D(E(x) + \sigma_z \epsilon)`, see
-:mod:`appa.training.losses`; the denoiser's is that of
-:meth:`appa.diffusion.denoiser.Denoiser.loss` on standardized latents
-
-.. math:: \frac{z + \sigma_z \epsilon - \mu}{\sqrt{s^2 + \sigma_z^2}} , \qquad
-    t \sim \mathcal{U}(0, 1) , \quad \sigma_t \text{ of the rectified schedule} .
-"""
+r"""What the loop trains: a network, its data, and what is said about it on the way."""
 
 from __future__ import annotations
 
@@ -29,11 +21,13 @@ from ..data.windows import WindowLoader
 from ..diffusion.denoiser import Denoiser
 from ..errors import ConfigError, DataError
 from ..nn.autoencoder import Autoencoder
+from ..nn.layers import softclip
 from ..sections import Training
 from ..tasks.building import build_autoencoder, build_denoiser
 from ..tasks.folders import write_config, write_statistics
 from .losses import WeightedError
 from .noise import keys, normal, uniform
+from .objectives import Denoising, Reconstruction
 from .pictures import draw_reconstruction
 from .resident import Feed, make_feed
 from .validation import Batch, Validation
@@ -187,30 +181,6 @@ class Task(ABC):
         return dict(weights)
 
 
-class Reconstruction(nn.Module):
-    r"""The loss of an autoencoder.
-
-    Arguments:
-        network: The autoencoder.
-        criterion: The error of reconstructions.
-        noise: The latent noise :math:`\sigma_z`.
-    """
-
-    def __init__(self, network: Autoencoder, criterion: WeightedError, noise: float):
-        super().__init__()
-        self.network, self.criterion, self.noise = network, criterion, noise
-
-    def states(self, x: Tensor) -> Tensor:
-        r"""The states of windows of one hour, as convolutions take them fastest."""
-        fast = torch.channels_last if x.is_cuda else torch.contiguous_format
-        return x[:, 0].to(self.criterion.area.dtype, memory_format=fast)
-
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        r"""The losses :math:`(B)` of states :math:`(B, 1, C, H, W)`, given standard noise."""
-        x = self.states(x)
-        return self.criterion(self.network(x, self.noise * noise), x)
-
-
 class AutoencoderTask(Task):
     r"""Trains an autoencoder on states.
 
@@ -269,18 +239,30 @@ class AutoencoderTask(Task):
 
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
-        r"""Loss and errors of reconstructions, without latent noise.
+        r"""Loss and errors of reconstructions, without latent noise, and saturated latents.
 
         The error of a channel is :math:`\sqrt{e_c}`, :math:`e_c` averaged over states; that of a
-        variable is the mean of its levels', and `rmse` the mean of all channels'.
+        variable is the mean of its levels', and `rmse` the mean of all channels'. `saturated` is
+        the share of latents beyond 0.8 of their bound: what is all there learns no more.
         """
         total = torch.zeros(len(self.channels), device=self.device)
+        bound, beyond = self.network.saturation, torch.zeros((), device=self.device)
+
+        def look(_: nn.Module, __: Any, z: Tensor) -> None:
+            if bound is not None:
+                beyond.add_((softclip(z.float(), bound).abs() > 0.8 * bound).float().mean())
+
+        # the network is called whole: on many ranks its parts may not have their weights
+        hook = self.network.encoder.register_forward_hook(look)
         for x, _, _ in batches:
             x = self.objective.states(x.to(self.device))
             total += self.criterion.errors(self.network(x), x).mean(dim=0)
-        mean = ranks.mean(total / len(batches))
+        hook.remove()
+        mean, share = ranks.mean(total / len(batches)), ranks.mean(beyond / len(batches))
         loss, rmse = self.criterion.mean(mean).item(), mean.sqrt().cpu().numpy()
         found = {"loss": loss, "rmse": float(rmse.mean())}
+        if bound is not None:
+            found["saturated"] = share.item()
         names = np.array([c.variable for c in self.channels])
         for name in dict.fromkeys(names.tolist()):
             found[f"rmse/{name}"] = float(rmse[names == name].mean())
@@ -291,46 +273,6 @@ class AutoencoderTask(Task):
         x = self.objective.states(batch[0][:1].to(self.device))
         x, y = (t[0].float().cpu().numpy() for t in (x, self.network(x)))
         return draw_reconstruction(x, y, self.channels)
-
-
-class Denoising(nn.Module):
-    r"""The loss of a denoiser.
-
-    Arguments:
-        network: The denoiser.
-        mean: The mean :math:`\mu` of latents, with shape :math:`(C)`.
-        std: Their standard deviation :math:`s`, with shape :math:`(C)`.
-        noise: The latent noise :math:`\sigma_z`.
-    """
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, network: Denoiser, mean: Tensor, std: Tensor, noise: float):
-        super().__init__()
-        self.network, self.noise = network, noise
-        scale = (std**2 + noise**2).rsqrt()
-        self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
-        self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
-
-    def forward(
-        self, x: Tensor, perturbation: Tensor, noise: Tensor, sigma_t: Tensor, clock: Tensor
-    ) -> Tensor:
-        r"""The losses of windows.
-
-        Arguments:
-            x: Latents, with shape :math:`(B, W, C, H, W')`.
-            perturbation: Standard noise that becomes latent noise, with the same shape.
-            noise: Standard noise to be removed, with the same shape.
-            sigma_t: Noise levels :math:`\sigma_t`, with shape :math:`(B)`.
-            clock: The clock, with shape :math:`(B, W, 4)`.
-
-        Returns:
-            The losses, with shape :math:`(B)`.
-        """
-        dtype = self.mean.dtype
-        z = (x.to(dtype) + self.noise * perturbation - self.mean) * self.scale
-        return self.network.loss(z, sigma_t.to(dtype), clock.to(dtype), noise.to(dtype))
 
 
 class DenoiserTask(Task):
@@ -350,20 +292,26 @@ class DenoiserTask(Task):
 
     def __init__(self, config: Config, latents: Any, *, checkpointing: bool = False):
         ds = open_source(latents)
+        what = named(latents)
         if "latents" not in ds or "latents_mean" not in ds or "latents_std" not in ds:
             raise DataError(
-                f"{latents} is no store of latents: it has {', '.join(map(str, ds.data_vars))}, "
+                f"{what} is no store of latents: it has {', '.join(map(str, ds.data_vars))}, "
                 "expected latents, latents_mean and latents_std; write one with: appa encode"
             )
         if ds["latents"].shape[1:] != config.latent_shape:
             raise DataError(
-                f"the latents of {latents} have shape {ds['latents'].shape[1:]}, those of the "
+                f"the latents of {what} have shape {ds['latents'].shape[1:]}, those of the "
                 f"configuration {config.latent_shape}; encode the store with this run's autoencoder"
             )
         self.mean, self.std = (
             torch.from_numpy(np.asarray(ds[f"latents_{name}"].values, np.float32))
             for name in ("mean", "std")
         )
+        if not (self.mean.isfinite().all() and (self.std > 0).all() and self.std.isfinite().all()):
+            raise DataError(
+                f"latents_mean or latents_std of {what} are not finite, or not positive: encode "
+                "the store again with: appa encode"
+            )
         network = build_denoiser(config, checkpointing=checkpointing)
         noise = config.autoencoder.latent_noise
         self.objective = Denoising(network, self.mean, self.std, noise)
@@ -419,3 +367,8 @@ class DenoiserTask(Task):
             "latents.std": self.std,
             **{f"denoiser.{name}": tensor for name, tensor in weights.items()},
         }
+
+
+def named(data: Any) -> str:
+    r"""What messages call a store."""
+    return "the dataset" if isinstance(data, xr.Dataset) else str(data)

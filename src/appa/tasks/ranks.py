@@ -1,0 +1,172 @@
+r"""One process or many: which of them this one is, and what they tell each other.
+
+`torchrun` starts a process for each device and tells it, through its environment, its rank
+:math:`r` and the number of processes :math:`R`; without it, :math:`R = 1` and nothing here
+communicates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import AppaError, nearest
+
+__all__ = ["Ranks", "distributed"]
+
+KINDS = ("cpu", "cuda")
+
+# Where processes find each other, and how often they have: a place they met at before is not taken
+# again, since one could come back to it while another is still leaving.
+_meeting: list[Any] = []
+_meetings = itertools.count()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    r"""The place of this process among all.
+
+    Arguments:
+        rank: The rank :math:`r`.
+        world: The number of ranks :math:`R`.
+        device: The device of this rank.
+    """
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        r"""Whether this is the first rank, which writes and prints."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        r"""Waits for all ranks."""
+        if self.world > 1:
+            dist.barrier()
+
+    def mean(self, x: Tensor) -> Tensor:
+        r"""The mean of a tensor over ranks."""
+        if self.world > 1:
+            x = x.clone()
+            dist.all_reduce(x)
+            x /= self.world
+        return x
+
+    def any(self, flag: bool) -> bool:
+        r"""Whether a flag is set on any rank."""
+        if self.world == 1:
+            return flag
+        x = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return bool(x.item())
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        r"""What a function gives on the first rank, or the error it raises there, on all."""
+        if self.world == 1:
+            return function()
+        told: list[Any] = [None]
+        if self.main:
+            try:
+                told[0] = function()
+            except AppaError as error:
+                told[0] = error
+        dist.broadcast_object_list(told, src=0, device=self._talks)
+        if isinstance(told[0], AppaError):
+            raise told[0]
+        return told[0]
+
+    def agree(self, value: Any, what: str) -> None:
+        r"""Raises unless all ranks have the same value."""
+        if self.world == 1:
+            return
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        if any(other != value for other in found):
+            raise AppaError(
+                f"ranks disagree about {what}: {found}; do all nodes see the same folder?"
+            )
+
+    @property
+    def _talks(self) -> torch.device:
+        r"""Where objects are when they are sent."""
+        return self.device if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+@contextmanager
+def distributed(
+    device: str | torch.device | None = None,
+    *,
+    backend: str | None = None,
+    timeout: timedelta = timedelta(hours=1),
+) -> Iterator[Ranks]:
+    r"""Takes this process's place among those `torchrun` started, if it did.
+
+    Arguments:
+        device: `cpu` or `cuda`, with an index where there is one process. By default, CUDA where
+            there is a device.
+        backend: What processes speak through. By default, NCCL between CUDA devices, else Gloo.
+        timeout: How long one waits for another; reading a large store may take one longer.
+
+    Example:
+        >>> with distributed() as ranks:
+        ...     print(ranks.rank, ranks.device)
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")), world)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if world == 1:
+        yield Ranks(0, 1, place)
+        return
+
+    backend = backend or ("nccl" if place.type == "cuda" else "gloo")
+    already = dist.is_initialized()
+    if not already:
+        if not _meeting:
+            _meeting[:] = next(rendezvous("env://", timeout=timeout))
+        store, rank, world = _meeting
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(f"appa-{next(_meetings)}", store),
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+            device_id=place if backend == "nccl" else None,
+        )
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), place)
+    finally:
+        if not already:
+            dist.destroy_process_group()
+
+
+def _device(device: str | torch.device | None, local: int, world: int) -> torch.device:
+    r"""The device of a process, by its rank on its machine where there are several."""
+    asked = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kind, _, index = asked.partition(":")
+    if kind not in KINDS or (index and not index.isdigit()):
+        raise AppaError(f"unknown device {asked!r}{nearest(kind, KINDS)}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise AppaError("there is no CUDA device; leave out the device, or give cpu")
+    number, count = int(index) if index and world == 1 else local, torch.cuda.device_count()
+    if number >= count:
+        raise AppaError(
+            f"there is no CUDA device {number}: there are {count}, counted from 0; give another, "
+            "or start as many processes a node as it has devices (--nproc-per-node)"
+        )
+    return torch.device("cuda", number)
