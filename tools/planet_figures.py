@@ -24,7 +24,7 @@ from appa.evaluation.physics import (
     relative_humidity,
 )
 from appa.plots.maps import add_coastline, globe, plot_map, project, split
-from appa.plots.style import INK, MUTED
+from appa.plots.style import INK, MUTED, finish, legend
 
 __all__ = ["balances", "day", "maps", "rounding", "save", "seasons", "zonal"]
 
@@ -80,20 +80,6 @@ def finish_bar(bar: Any, unit: str) -> None:
     bar.set_label(unit, color=INK, fontsize=9)
     bar.outline.set_visible(False)
     bar.ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
-
-
-def finish(ax: Axes, x: str, y: str, title: str) -> None:
-    ax.set_xlabel(x, color=INK, fontsize=9)
-    ax.set_ylabel(y, color=INK, fontsize=9)
-    ax.set_title(title, color=INK, fontsize=10, loc="left")
-    ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
-    for name, spine in ax.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(MUTED)
-
-
-def legend(ax: Axes, **kwargs: Any) -> None:
-    ax.legend(frameon=False, fontsize=8, labelcolor=INK, **kwargs)
 
 
 def pressure_axis(ax: Axes) -> None:

@@ -224,8 +224,7 @@ class Training(Section):
     r"""How a network is trained. `batch_size` is that of one update, over all devices; the learning
     rate rises from 0 over `warmup` steps, and then decays to 0 over the rest; `betas` are how much
     of the averages of gradients, and of their squares, an update keeps, by default the optimizer's
-    own. Gradients are clipped to the norm `clip`, and an update is left out where their norm is
-    `skip` times its running mean."""
+    own. Gradients are clipped to the norm `clip`."""
 
     optimizer: Literal["soap", "adam"]
     learning_rate: Positive
@@ -235,7 +234,6 @@ class Training(Section):
     batch_size: Count
     steps: Count
     clip: Positive | None = 1.0
-    skip: Annotated[float, Field(gt=1)] | None = None
     ema: Share | None = None
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
 

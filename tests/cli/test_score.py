@@ -10,27 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from appa.cli.score import app
 from appa.data import climatology as climatologies
 from appa.errors import AppaError, DataError, StoreError
 from appa.evaluation.files import load_scores, load_summary, save_scores
-from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.model import Model
 
 from ..evaluation.worlds import (
     GRID,
     NAMES,
     SPREAD,
     climatology,
-    config,
     dataset,
     memory,
     season,
-    statistics,
     stretches,
+    untrained,
 )
 
 pytest.importorskip("ducc0")
@@ -49,16 +45,7 @@ def run(*args) -> str:
 def folder(tmp_path_factory):
     r"""A model with random weights, a store with hours of training and of test, a climatology."""
     folder = tmp_path_factory.mktemp("score")
-    torch.manual_seed(0)
-    about = config()
-    model = Model(
-        about,
-        build_autoencoder(about),
-        build_denoiser(about),
-        torch.zeros(4),
-        torch.ones(4),
-        statistics(),
-    )
+    model = untrained()
     model.save(folder / "model")
     times = np.concatenate([stretches(6, 16, "2001-02-01"), stretches(6, 16, "2004-02-01")])
     x = SPREAD * memory(12, 16, 0.9, 0) + season(times)[..., None, None, None]

@@ -15,8 +15,6 @@ from appa.errors import DataError
 from appa.evaluation.prior import SOURCES, score_prior, summarize
 from appa.evaluation.streaming import Climate, Domain
 from appa.evaluation.trajectories import Trajectories, jackknife
-from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.model import Model
 
 from .worlds import (
     GRID,
@@ -27,13 +25,12 @@ from .worlds import (
     STD,
     Identity,
     climatology,
-    config,
     dataset,
     memory,
     model,
     season,
-    statistics,
     stretches,
+    untrained,
 )
 
 pytest.importorskip("ducc0")
@@ -318,16 +315,7 @@ def test_refusals(store):
 
 def test_networks(store):
     r"""Networks with random weights run the same way, in any batches."""
-    torch.manual_seed(0)
-    about = config()
-    real = Model(
-        about,
-        build_autoencoder(about),
-        build_denoiser(about),
-        torch.zeros(4),
-        torch.ones(4),
-        statistics(),
-    )
+    real = untrained()
     options = {"climatology": climatology(), "members": 3, "hours": [4, 12], "steps": 4}
     one, two = (score_prior(real, store, batch=b, decode=5, **options) for b in (1, 3))
     for name in ("autocorrelation", "variance", "std", "spectrum"):

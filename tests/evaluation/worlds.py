@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from appa.config import Config, parse_config
 from appa.data.grids import Grid
 from appa.diffusion.schedule import RectifiedSchedule
+from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.model import Model
 
 GRID = Grid("gaussian", 8, 16)
@@ -188,3 +189,11 @@ def model(autoencoder: nn.Module | None = None, window: int = 8, rho: float = 0.
         torch.ones(4),
         statistics(),
     )
+
+
+def untrained() -> Model:
+    r"""A model of real networks, with random weights."""
+    torch.manual_seed(0)
+    about = config()
+    networks = build_autoencoder(about), build_denoiser(about)
+    return Model(about, *networks, torch.zeros(4), torch.ones(4), statistics())

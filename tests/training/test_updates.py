@@ -1,4 +1,4 @@
-r"""Updates, however they are launched, are the same; those out of proportion are left out."""
+r"""Updates, however they are launched, are the same."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from appa.training import spikes, train_autoencoder, updates
+from appa.training import train_autoencoder, updates
 from appa.training.checkpoints import Checkpoints
 from appa.training.distribution import Ranks, load_optimizer, optimizer_state
 from appa.training.loop import train
 from appa.training.optimizers import make_optimizer, set_learning_rate
 from appa.training.options import Options, TrainingError
-from appa.training.spikes import Spikes
 from appa.training.trainer import Trainer
 
 from . import small
@@ -190,112 +189,6 @@ def test_a_rate_that_may_be_recorded_stays_where_it_is():
     assert rate.item() == 0.25
 
 
-# Spikes
-
-
-def running(norms: list[float], k: float, free: int) -> tuple[list[bool], float]:
-    r"""The formula, in double precision."""
-    mean, found = 0.0, []
-    for s, n in enumerate(norms):
-        spike = s >= free and n > k * mean
-        beta = min(0.98, s / (s + 10))
-        mean += (1 - beta) * ((min(n, k * mean) if s >= free else n) - mean)
-        found.append(spike)
-    return found, mean
-
-
-def test_the_formula():
-    rng = np.random.default_rng(0)
-    norms = np.exp(0.3 * rng.normal(size=400)) * np.linspace(5, 1, 400)
-    norms[[50, 200, 201, 300]] *= 40
-    watch = Spikes(5.0, CPU)
-    found = [bool(watch(torch.tensor(n))) for n in norms]
-    expected, mean = running(norms.tolist(), 5.0, spikes.FREE)
-    assert found == expected
-    assert np.flatnonzero(found).tolist() == [200, 201, 300]  # not those at first
-    assert watch.mean.item() == pytest.approx(mean, rel=1e-4)
-    assert watch.left_out.item() == 3
-
-
-def test_gradients_that_stay_large_become_usual():
-    r"""The mean grows by 1 + 0.02 · 4 an update, and is a fifth of them when it is 20 times what it
-    was."""
-    watch = Spikes(5.0, CPU)
-    for _ in range(600):
-        watch(torch.tensor(1.0))
-    left_out = [bool(watch(torch.tensor(100.0))) for _ in range(200)]
-    first = left_out.index(False)
-    assert first == pytest.approx(np.log(20) / np.log(1.08), abs=2)
-    assert not any(left_out[first:])
-
-
-def test_what_is_not_finite_is_no_spike():
-    watch = Spikes(5.0, CPU)
-    for _ in range(spikes.FREE + 1):
-        watch(torch.tensor(1.0))
-    for x in (torch.inf, torch.nan):
-        assert not watch(torch.tensor(x))
-    assert watch.mean.item() == pytest.approx(1.0)
-    assert watch(torch.tensor(6.0))
-
-
-@pytest.fixture
-def skipping(monkeypatch):
-    r"""Tasks whose settings say which gradients are too large."""
-
-    def make(folder: Path, network: str = "denoiser", factor: float = 6.0, **options):
-        monkeypatch.setattr(spikes, "FREE", 2)
-        task = make_task(folder, network, **{f"training__{network}__skip": factor})
-        inputs, at = task.inputs, {}
-
-        def spoilt(x, clock, keys):
-            # latents of another planet, once
-            return inputs(x * 1e3 if t.step == at.get("step") else x, clock, keys)
-
-        task.inputs = spoilt
-        t = Trainer(task, folder / "none", ALONE, Options(logger="none", **options))
-        return t, at
-
-    return make
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_spike_changes_nothing(folder, skipping, fused):
-    r"""Weights and moments, and their count, are what they were; then it goes on. A fused optimiser
-    is told on the device, as on a GPU."""
-    t, at = skipping(folder)
-    if fused:
-        t.optimizer = torch.optim.Adam(t.parameters, lr=1e-3, fused=True)
-    for _ in range(5):
-        t.advance()
-    at["step"] = 5
-    before = steered(t)
-    t.advance()
-    assert t.norms[-1] > 6 * t.norms[-2]
-    assert equal(steered(t), before)
-    assert (t.step, t.spikes.left_out.item()) == (6, 1)
-    t.advance()
-    assert all(not torch.equal(a, b) for a, b in zip(steered(t), before, strict=True))
-    assert t.spikes.left_out.item() == 1
-
-
-def test_spikes_go_on_after_a_resume(folder, skipping, tmp_path):
-    t, _ = skipping(folder)
-    t.checkpoints = Checkpoints(tmp_path)
-    for _ in range(4):
-        t.advance()
-    t.folder = tmp_path
-    t.save()
-    t.advance()
-    other, _ = skipping(folder)
-    other.checkpoints, other.folder = Checkpoints(tmp_path), tmp_path
-    assert other.resume()
-    assert other.spikes.seen.item() == 4
-    other.advance()
-    assert equal(state(other), state(t))
-    assert torch.equal(other.spikes.mean, t.spikes.mean)
-
-
 # On a GPU
 
 
@@ -339,22 +232,3 @@ def test_adam_goes_on_on_a_gpu(folder, tmp_path):
         assert outcome.step == steps
     lines = (tmp_path / "training/autoencoder/log.jsonl").read_text().splitlines()
     assert all(np.isfinite(json.loads(line).get("train/loss", 0)) for line in lines)
-
-
-@pytest.mark.gpu
-@gpu
-def test_a_spike_in_a_graph(folder, skipping, monkeypatch):
-    monkeypatch.setattr(updates, "EAGER", 1)
-    t, _ = skipping(folder)
-    task = t.task
-    task.objective.float()
-    t = Trainer(task, folder / "none", Ranks(0, 1, torch.device("cuda", 0)), Options(logger="none"))
-    for _ in range(4):
-        t.advance()
-    assert t.graph is not None
-    with torch.no_grad():
-        t.spikes.mean.mul_(1e-6)  # now everything is out of proportion
-    before = [p.clone() for p in t.parameters]
-    t.advance()
-    assert all(torch.equal(a, b) for a, b in zip(before, t.parameters, strict=True))
-    assert t.spikes.left_out.item() == 1

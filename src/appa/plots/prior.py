@@ -18,7 +18,7 @@ import xarray as xr
 from ..data.variables import VARIABLES
 from ..evaluation.prior import PAPER
 from ..evaluation.reconstruction import relative_steps
-from .style import INK, MUTED, label, require
+from .style import INK, MUTED, finish, label, legend, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def plot_rmse(scores: xr.Dataset) -> Figure:
             elinewidth=1,
         )
         left.set_xticks(range(len(surface)), names)
-        _finish(left, "", unit, f"{title}, surface")
+        finish(left, "", unit, f"{title}, surface")
         for variable in _levelled(scores):
             k = np.flatnonzero(scores["variable"].values == variable)
             short = VARIABLES[variable].short
@@ -101,9 +101,9 @@ def plot_rmse(scores: xr.Dataset) -> Figure:
             )
         _pressure(right, levels)
         right.set_xlim(left=0)
-        _finish(right, unit, "hPa", f"{title}, by level")
+        finish(right, unit, "hPa", f"{title}, by level")
         if len(_levelled(scores)):
-            _legend(right, **BESIDE)
+            legend(right, **BESIDE)
     return figure
 
 
@@ -136,13 +136,13 @@ def plot_spectra(
         ticks = [km for km in (20000, 5000, 2000, 1000, 500, 200, 100) if x[-1] <= km <= x[0]]
         ax.set_xticks(ticks, [f"{km:,}" for km in ticks])
         ax.minorticks_off()
-        _finish(ax, "", "", f"{channel}, {_unit(scores, channel)}²")
+        finish(ax, "", "", f"{channel}, {_unit(scores, channel)}²")
     for ax in axes[-1]:
         ax.set_xlabel("wavelength, km", color=INK, fontsize=9)
     for ax in axes.flat[len(known) :]:
         ax.set_axis_off()
     if known:
-        _legend(axes.flat[0], loc="lower left")
+        legend(axes.flat[0], loc="lower left")
     return figure
 
 
@@ -168,9 +168,9 @@ def plot_errors(scores: xr.Dataset) -> Figure:
         ax.set_yscale("log")
         ax.set_ylim(bottom=1e-4)
         ax.set_xlim(edges[0], edges[-1])
-        _finish(ax, "standard deviations", f"% of the area in {width:.2g}", title)
+        finish(ax, "standard deviations", f"% of the area in {width:.2g}", title)
         if len(variables):
-            _legend(ax, **BESIDE)
+            legend(ax, **BESIDE)
     return figure
 
 
@@ -193,13 +193,13 @@ def plot_autocorrelation(scores: xr.Dataset) -> Figure:
                 )
                 told = f"{source}, {length} h"
                 ax.plot(x, rho, styles[k % 4], color=colour, linewidth=1.2, label=told)
-        _finish(ax, "", "", label(*place(scores, channel)))
+        finish(ax, "", "", label(*place(scores, channel)))
         ax.set_xticks(range(0, int(scores["lag"].max()) + 2, 12))
     for ax in axes.flat[len(channels) :]:
         ax.set_axis_off()
     for ax in axes[-1]:
         ax.set_xlabel("lag, h", color=INK, fontsize=9)
-    _legend(axes.flat[0], loc="lower left")
+    legend(axes.flat[0], loc="lower left")
     return figure
 
 
@@ -233,10 +233,10 @@ def plot_seam(scores: xr.Dataset, length: int | None = None) -> Figure:
         ax.plot(x[-1], ratio[-1], "o", color=COLOURS[source], markersize=4)
     ax.axhline(1, color=MUTED, linewidth=0.6)
     ax.set_xticks(range(0, 361, 60))
-    _finish(
+    finish(
         ax, "degrees east; the dot is across the seam", "rms / truth's", "Neighbours' differences"
     )
-    _legend(ax)
+    legend(ax)
     return figure
 
 
@@ -287,7 +287,7 @@ def _by_hour(scores: xr.Dataset, values: xr.DataArray, unit: str, title: str) ->
             ax.plot(line["hour"], line, color=colour, linewidth=1.1, label=channel)
         ax.axhline(1, color=MUTED, linewidth=0.6)
         ax.set_xticks(range(0, int(length) + 1, 6 if length <= 48 else 12))
-        _finish(ax, "hour of the trajectory", unit, title.format(length))
+        finish(ax, "hour of the trajectory", unit, title.format(length))
     limit = [ax.get_ylim() for ax in axes.flat]
     for ax in axes.flat:
         ax.set_ylim(min(0.8, *(low for low, _ in limit)), max(1.1, *(high for _, high in limit)))
@@ -336,17 +336,3 @@ def _pressure(ax: Axes, levels: np.ndarray) -> None:
     ax.set_yticks(ticks, [str(p) for p in ticks])
     ax.set_ylim(1.05 * there[-1], 0.95 * there[0])
     ax.minorticks_off()
-
-
-def _finish(ax: Axes, x: str, y: str, title: str) -> None:
-    ax.set_xlabel(x, color=INK, fontsize=9)
-    ax.set_ylabel(y, color=INK, fontsize=9)
-    ax.set_title(title, color=INK, fontsize=10, loc="left")
-    ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
-    for name, spine in ax.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(MUTED)
-
-
-def _legend(ax: Axes, **options: Any) -> None:
-    ax.legend(frameon=False, fontsize=8, labelcolor=INK, **options)

@@ -8,6 +8,7 @@ temperature in °C, humidity in g/kg, geopotential as the height it stands for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..data.variables import G, variable
 from ..errors import AppaError
 
-__all__ = ["STYLES", "Style", "label", "limits", "require", "style"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["STYLES", "Style", "finish", "label", "legend", "limits", "require", "style"]
 
 INK = "#1b2430"  # text and coastlines
 MUTED = "#6b7683"  # ticks, notes
@@ -113,3 +117,19 @@ def require() -> None:
             f"figures need {error.name!r}, which is not installed; "
             "run pip install 'appa-assimilation[plots]'"
         ) from None
+
+
+def finish(ax: Axes, x: str, y: str, title: str) -> None:
+    r"""Labels the axes of a plot, titles it, and leaves it two spines."""
+    ax.set_xlabel(x, color=INK, fontsize=9)
+    ax.set_ylabel(y, color=INK, fontsize=9)
+    ax.set_title(title, color=INK, fontsize=10, loc="left")
+    ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)
+    for name, spine in ax.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color(MUTED)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    r"""Adds a legend without a frame."""
+    ax.legend(frameon=False, fontsize=8, labelcolor=INK, **options)

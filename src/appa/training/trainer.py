@@ -139,8 +139,6 @@ class Trainer(Updates):
             f"speed/{self.task.unit}_per_second": rate,
             "speed/share_waiting_for_data": min(1.0, self.waited / max(seconds, 1e-9)),
         }
-        if self.spikes is not None:
-            found["train/updates_left_out"] = float(self.spikes.left_out)
         if self.ranks.device.type == "cuda":
             found["speed/memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.waited = 0.0
@@ -188,7 +186,6 @@ class Trainer(Updates):
             "ema": self.ema and whole(ranks, self.ema.state_dict()),
             "optimizer": optimizer_state(ranks, self.optimizer),
             "scaler": self.scaler.state_dict(),
-            "spikes": self.spikes and whole(ranks, self.spikes.state_dict()),
             "loader": self.feed.state_dict(),
         }
         if ranks.main:
@@ -217,8 +214,6 @@ class Trainer(Updates):
         load_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        if self.spikes is not None and state.get("spikes"):
-            self.spikes.load_state_dict(state["spikes"])
         self.feed.load_state_dict(state["loader"])
         self.step = step
         if self.ranks.main:  # killed after the checkpoint, it had not written the weights yet

@@ -24,7 +24,6 @@ from .graphs import Graph
 from .noise import keys
 from .optimizers import EMA, learning_rate, make_optimizer, set_learning_rate
 from .options import Options, shares
-from .spikes import Spikes
 from .tasks import Task
 
 __all__ = ["Updates"]
@@ -83,7 +82,6 @@ class Updates:
             compile=self.compiled and cuda,
         )
         self.ema = None if settings.ema is None else EMA(self.network, settings.ema)
-        self.spikes = None if settings.skip is None else Spikes(settings.skip, device)
 
         # Half precision on a CPU is slow where it works at all.
         precision = settings.precision if cuda else "float32"
@@ -220,15 +218,7 @@ class Updates:
         clip = math.inf if self.settings.clip is None else self.settings.clip
         norm: Any = nn.utils.clip_grad_norm_(self.parameters, clip)
         norm = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).detach()
-        spike = None if self.spikes is None else self.spikes(norm)
-        if spike is None:
-            self.scaler.step(self.optimizer)
-        elif self.optimizer.defaults.get("fused") and not self.scaler.is_enabled():
-            # as told by a scaler: it looks at the flag on the device, and changes nothing if set
-            self.optimizer.found_inf = spike.float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        elif not spike:
-            self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
         return norm
 
