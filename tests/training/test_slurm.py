@@ -300,3 +300,19 @@ def test_the_module_is_light():
     r"""Submitting happens on login nodes: nothing heavy is imported for it."""
     script = "import sys, appa.training.slurm; assert not {'torch', 'submitit'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_programs_logging_stays():
+    r"""Submitit's own set-up would close the handlers of everybody else, absl's with stderr."""
+    script = (
+        "import logging\n"
+        "from appa.training.slurm import SlurmError, submit\n"
+        "class Handler(logging.Handler):\n"
+        "    closed = False\n"
+        "    def close(self): self.closed = True\n"
+        "handler = Handler()\n"
+        "try: submit(print, {}, 'logs')\n"
+        "except SlurmError as error: assert 'no Slurm' in str(error)\n"
+        "assert not handler.closed"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"})

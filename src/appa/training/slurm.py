@@ -12,7 +12,8 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ class Job:
         return DelayedSubmission(self)
 
 
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    r"""Imports of submitit in this leave the program's logging as it was.
+
+    Where submitit sets up its own, the handlers of everybody else are closed, some with the file
+    they write to: absl's, which TensorBoard and JAX bring along, close what was stderr.
+    """
+    before = os.environ.get("SUBMITIT_LOG_LEVEL")
+    os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
+    try:
+        yield
+    except ImportError as error:
+        raise SlurmError(f"submitit is not installed ({error}); pip install submitit") from error
+    finally:
+        os.environ.pop("SUBMITIT_LOG_LEVEL")
+        if before is not None:
+            os.environ["SUBMITIT_LOG_LEVEL"] = before
+
+
 def submit(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
@@ -119,12 +139,10 @@ def submit(
     Returns:
         The job, with its `job_id`.
     """
-    try:
+    with quiet_import():
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
         from submitit.helpers import clean_env
-    except ImportError as error:
-        raise SlurmError(f"submitit is not installed ({error}); pip install submitit") from error
 
     folder, allowed = Path(folder).absolute(), minutes(limit)
     delay = delay or max(30, min(300, 6 * allowed))
