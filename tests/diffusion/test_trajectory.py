@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from appa.diffusion.sampling import draw, initial_noise
+from appa.diffusion.sampling import Noise, draw
 from appa.diffusion.trajectory import TrajectoryDenoiser, compose, joints, padded_length
 
 from .gaussian import covariance, denoiser, hours
@@ -98,7 +98,7 @@ def test_members_do_not_depend_on_each_other():
     alone = draw(d, hours(8), [2], stride=2, steps=8, seed=4)
     assert torch.allclose(all_three[2], alone[0], rtol=0, atol=1e-6)
     assert not torch.allclose(all_three[2], draw(d, hours(8), [2], stride=2, steps=8, seed=5)[0])
-    noise = initial_noise(range(64), (100,), 0)
+    noise = Noise(0, range(64))((100,))
     assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 5 / 100**0.5
 
 

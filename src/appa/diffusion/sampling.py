@@ -1,15 +1,28 @@
-r"""Drawing trajectories of latents from the prior.
+r"""Samplers: reverse diffusion from noise to trajectories of latents.
 
-The reverse diffusion goes from :math:`z_T \sim \mathcal{N}(0, (1 + \sigma_\max^2) I)` down to
-:math:`\sigma_\min` by a third-order multi-step method on an even grid of :math:`\log \sigma`
-(:class:`azula.sample.xEABSampler`): the probability flow, one evaluation a step, no noise but the
-first. On Gaussian processes its covariance is within 2 % of exact with 32 steps.
+It goes from :math:`z_T \sim \mathcal{N}(0, (1 + \sigma_\max^2) I)` down a grid of noise levels to
+:math:`\sigma_\min`. Sampler and grid belong together:
+
+* `multistep`, a third-order exponential multi-step method on an even grid of
+  :math:`\log \sigma` (the step of :class:`azula.sample.xEABSampler`): the probability flow, one
+  evaluation a step, no noise but the first. On Gaussian posteriors its covariance is within 2 % of
+  exact with 32 steps.
+* `ddim`, its first order.
+* `predictor-corrector`, the paper's: steps of the first order along the rectified schedule, each
+  after corrections :math:`z_t \gets \hat{z} + \sqrt{1 - \delta} \, (z_t - \hat{z}) + \sqrt{\delta}
+  \, \sigma_t \, \epsilon`. It loses most of the variance of what is observed well.
+
+The loop is ours, since it must be left and entered in the middle: after each step, what is needed
+to go on can be kept. Noise depends on the seed, the member and the step alone, so that members may
+be drawn in any order, or apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,34 +32,151 @@ from torch import Tensor
 from ..data.clock import as_datetime64
 from ..progress import progress
 from .denoiser import Denoiser
+from .guidance import Guidance
+from .likelihood import Likelihood
 from .trajectory import TrajectoryDenoiser, padded_length
 
-__all__ = ["draw", "initial_noise"]
+__all__ = ["SAMPLERS", "Keeper", "Noise", "Sampler", "draw", "integrate"]
+
+SAMPLERS = ("multistep", "ddim", "predictor-corrector")
 
 
-class Sampler(xEABSampler):
-    r"""The sampler, with our progress."""
+@dataclass(frozen=True)
+class Sampler:
+    r"""A sampler and its grid of noise levels.
 
-    def progress_bar(self, it: Iterable[Tensor]) -> Iterator[Tensor]:
-        steps = list(it)
-        with progress(len(steps), "drawing", unit="steps") as p:
-            for t in steps:
-                yield t
-                p.advance()
+    Arguments:
+        name: One of :data:`SAMPLERS`.
+        steps: The number of steps.
+        order: The order of `multistep`.
+        corrections: The corrections before each step of `predictor-corrector`.
+        delta: Their size :math:`\delta`.
+    """
+
+    name: str = "multistep"
+    steps: int = 32
+    order: int = 3
+    corrections: int = 2
+    delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.name not in SAMPLERS:
+            raise ValueError(f"unknown sampler {self.name!r}; there are {', '.join(SAMPLERS)}")
+
+    @property
+    def evaluations(self) -> int:
+        r"""The number of evaluations of the denoiser."""
+        corrections = self.corrections if self.name == "predictor-corrector" else 0
+        return self.steps * (1 + corrections)
+
+    def levels(self, schedule: Any) -> Tensor:
+        r"""The noise levels from :math:`\sigma_\max` to :math:`\sigma_\min`, in double precision.
+
+        Arguments:
+            schedule: The denoiser's schedule, see :class:`~.schedule.RectifiedSchedule`.
+        """
+        if self.name == "predictor-corrector":
+            return schedule.sigma(torch.linspace(1, 0, self.steps + 1, dtype=torch.float64))
+        first, last = math.log(schedule.sigma_max), math.log(schedule.sigma_min)
+        return torch.linspace(first, last, self.steps + 1, dtype=torch.float64).exp()
 
 
-def initial_noise(members: Iterable[int], shape: tuple[int, ...], seed: int) -> Tensor:
-    r"""Standard normal noise, with shape :math:`(M, *)`; a member's depends on nothing but the
-    seed and its own number, so that members may be drawn in any order, or apart."""
-    noise = []
-    for member in members:
-        state = np.random.SeedSequence([seed, member]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
-        noise.append(torch.randn(shape, generator=generator))
-    return torch.stack(noise)
+class Noise:
+    r"""Standard normal noise of members, each with a stream of its own.
+
+    Arguments:
+        seed: The seed.
+        members: Which members.
+        key: What else tells streams apart, e.g. the number of a window.
+    """
+
+    def __init__(self, seed: int, members: Iterable[int], key: Sequence[int] = ()):
+        self.seed, self.members, self.key = seed, list(members), tuple(key)
+
+    def __call__(self, shape: Sequence[int], *step: int) -> Tensor:
+        r"""Noise with shape :math:`(M, *)`, in single precision, the same for the same step."""
+        noise = []
+        for member in self.members:
+            sequence = np.random.SeedSequence([self.seed, member], spawn_key=(*self.key, *step))
+            state = sequence.generate_state(1, np.uint64)[0]
+            generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+            noise.append(torch.randn(tuple(shape), generator=generator))
+        return torch.stack(noise)
+
+
+class Keeper(Protocol):
+    r"""Where a draw keeps what it needs to go on after a kill."""
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        r"""What was kept under a name, if anything."""
+        ...
+
+    def save(self, name: str, tensors: dict[str, Tensor], step: int) -> None:
+        r"""Keeps tensors under a name, in place of those of an earlier step."""
+        ...
 
 
 @torch.no_grad()
+def integrate(
+    mean: Callable[[Tensor, Tensor], Tensor],
+    shape: Sequence[int],
+    sampler: Sampler,
+    schedule: Any,
+    noise: Noise,
+    like: Tensor,
+    *,
+    advance: Callable[[], None] = lambda: None,
+    keeper: Keeper | None = None,
+    name: str = "draw",
+) -> Tensor:
+    r"""Draws from noise to latents.
+
+    Arguments:
+        mean: The mean :math:`\mathbb{E}[z \mid z_t]` at :math:`(z_t, \sigma_t)`.
+        shape: The shape of a member's latents.
+        sampler: The sampler.
+        schedule: The denoiser's schedule.
+        noise: The noise of the members :math:`M`.
+        like: A tensor with the latents' precision and device.
+        advance: What is called after every step.
+        keeper: Where to keep each step.
+        name: The name it is kept under.
+
+    Returns:
+        Latents, with shape :math:`(M, *)`.
+    """
+    sigma = sampler.levels(schedule)
+    history: list[Tensor] = []
+    z, first = noise(shape).to(like) * torch.sqrt(1 + sigma[0] ** 2).to(like), 0
+    kept = keeper.load(name) if keeper else None
+    if kept is not None:
+        z, first = kept.pop("z").to(like), int(kept.pop("step"))
+        history = [kept[key].to(like) for key in sorted(kept)]
+
+    for i in range(sampler.steps):
+        if i >= first:
+            level, quotient = sigma[i].to(like), (sigma[i + 1] / sigma[i]).to(like)
+            if sampler.name == "predictor-corrector":
+                for k in range(sampler.corrections):
+                    z_hat = mean(z, level)
+                    fresh = noise(shape, i, k).to(like)
+                    z = z_hat + (1 - sampler.delta) ** 0.5 * (z - z_hat)
+                    z = z + sampler.delta**0.5 * level * fresh
+            order = sampler.order if sampler.name == "multistep" else 1
+            history = [*history, mean(z, level)][-order:]
+            weights = sigma[i + 1] * xEABSampler._exponential_adams_bashforth(
+                sigma.log(), i=i, n=order
+            )
+            z = quotient * z
+            for weight, z_hat in zip(weights.tolist(), history, strict=True):
+                z = z - weight * z_hat
+            if keeper is not None:
+                past = {f"history{k}": z_hat for k, z_hat in enumerate(history)}
+                keeper.save(name, {"z": z, "step": torch.tensor(i + 1), **past}, i + 1)
+        advance()
+    return z
+
+
 def draw(
     denoiser: Denoiser,
     dates: Any,
@@ -56,8 +186,14 @@ def draw(
     steps: int = 64,
     seed: int = 0,
     batch: int | None = None,
+    sampler: Sampler | None = None,
+    guidance: Guidance | None = None,
+    likelihoods: Sequence[Likelihood | None] = (),
+    advance: Callable[[], None] | None = None,
+    keeper: Keeper | None = None,
+    name: str = "draw",
 ) -> Tensor:
-    r"""Draws trajectories of standardized latents from the prior.
+    r"""Draws composed trajectories of standardized latents, from the prior or the posterior.
 
     Arguments:
         denoiser: The denoiser of windows.
@@ -68,6 +204,12 @@ def draw(
         steps: The number of steps, each one evaluation.
         seed: The seed.
         batch: The number of windows denoised at once. By default, all.
+        sampler: The sampler, by default `multistep` with that many steps.
+        guidance: How observations guide windows.
+        likelihoods: What is observed of each window, see :class:`TrajectoryDenoiser`.
+        advance: What is called after every step instead of showing progress.
+        keeper: Where to keep each step, see :func:`integrate`.
+        name: The name it is kept under.
 
     Returns:
         Standardized latents, with shape :math:`(M, L, C, H, W')`.
@@ -75,16 +217,34 @@ def draw(
     members = range(members) if isinstance(members, int) else list(members)
     hours = as_datetime64(dates)
     length = hours.shape[-1]
-    extra = padded_length(length, denoiser.window, stride) - length
-    later = hours[..., -1:] + np.arange(1, extra + 1) * np.timedelta64(3600, "s")
     trajectory = TrajectoryDenoiser(
-        denoiser, np.concatenate((hours, later), axis=-1), stride, batch
+        denoiser, padded(hours, denoiser.window, stride), stride, batch, guidance, likelihoods
     )
-
+    sampler = sampler or Sampler(steps=steps)
+    shape = (trajectory.clock.shape[1], *denoiser.latent_shape)
     place = next(denoiser.parameters())
-    shape = (length + extra, *denoiser.latent_shape)
-    noise = initial_noise(members, shape, seed).to(place)
-    sampler = Sampler(trajectory, order=3, steps=steps)
-    _, sigma = trajectory.schedule(torch.ones(()))
-    z = sampler(noise * torch.sqrt(1 + sigma.to(place) ** 2))
-    return z[:, :length]
+
+    def run(advance: Callable[[], None]) -> Tensor:
+        return integrate(
+            trajectory.mean,
+            shape,
+            sampler,
+            denoiser.schedule,
+            Noise(seed, members),
+            place,
+            advance=advance,
+            keeper=keeper,
+            name=name,
+        )
+
+    if advance is not None:
+        return run(advance)[:, :length]
+    with progress(sampler.steps, "drawing", unit="steps") as bar:
+        return run(bar.advance)[:, :length]
+
+
+def padded(hours: np.ndarray, window: int, stride: int) -> np.ndarray:
+    r"""Hours, with those after them that windows fill up, see :func:`padded_length`."""
+    extra = padded_length(hours.shape[-1], window, stride) - hours.shape[-1]
+    later = hours[..., -1:] + np.arange(1, extra + 1) * np.timedelta64(3600, "s")
+    return np.concatenate((hours, later), axis=-1)

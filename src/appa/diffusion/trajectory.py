@@ -11,20 +11,23 @@ hours, and its ends from the first and the last: with :math:`a = (W - \Delta) / 
 
 Windows must fill the trajectory: :math:`L \geq W`, and :math:`L - W` a multiple of :math:`\Delta`.
 Other lengths are padded with hours that nobody looks at, see :func:`padded_length`.
+
+Observations guide each window by those inside it, before windows are composed. Guiding the composed
+trajectory instead would need the Jacobian of :math:`d`, which is neither symmetric nor definite.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import azula.noise
 import torch
-from azula.denoise import Denoiser as AzulaDenoiser
-from azula.denoise import DiracPosterior
 from torch import Tensor
 
 from ..data.clock import as_datetime64, clock_features
 from .denoiser import Denoiser
+from .guidance import Guidance
+from .likelihood import Likelihood
 
 __all__ = ["TrajectoryDenoiser", "compose", "joints", "padded_length"]
 
@@ -66,11 +69,8 @@ def compose(windows: Tensor, stride: int) -> Tensor:
     return torch.cat((first, inner, last), dim=1)
 
 
-class TrajectoryDenoiser(AzulaDenoiser):
-    r"""Creates a denoiser of trajectories, as :mod:`azula.sample` takes one.
-
-    Its time is even in :math:`\log \sigma`, which suits multi-step samplers: see
-    :class:`azula.noise.VESchedule`.
+class TrajectoryDenoiser:
+    r"""Creates a denoiser of trajectories.
 
     Arguments:
         denoiser: The denoiser :math:`d_\phi` of windows.
@@ -78,14 +78,22 @@ class TrajectoryDenoiser(AzulaDenoiser):
             where members have hours of their own. Windows must fill them.
         stride: The hours :math:`\Delta` between windows.
         batch: The number of windows denoised at once. By default, all.
+        guidance: How observations guide windows.
+        likelihoods: What is observed of each window, :py:`None` where nothing is. By default,
+            nothing at all.
     """
 
-    def __init__(self, denoiser: Denoiser, dates: Any, stride: int, batch: int | None = None):
-        super().__init__()
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        dates: Any,
+        stride: int,
+        batch: int | None = None,
+        guidance: Guidance | None = None,
+        likelihoods: Sequence[Likelihood | None] = (),
+    ):
         self.denoiser, self.stride, self.batch = denoiser, stride, batch
-        self.schedule = azula.noise.VESchedule(
-            denoiser.schedule.sigma_min, denoiser.schedule.sigma_max
-        )
+        self.guidance, self.likelihoods = guidance, tuple(likelihoods)
         clock = torch.from_numpy(clock_features(as_datetime64(dates))).float()
         self.clock = clock if clock.ndim == 3 else clock[None]
         length, window = self.clock.shape[1], denoiser.window
@@ -96,18 +104,13 @@ class TrajectoryDenoiser(AzulaDenoiser):
                 f"windows of {window} hours every {stride} do not fill {length} hours, but "
                 f"{padded_length(length, window, stride)}; pad the trajectory"
             )
-
-    def forward(self, x_t: Tensor, t: Tensor, **kwargs: Any) -> DiracPosterior:
-        r"""
-        Arguments:
-            x_t: Noisy trajectories :math:`z_t`, with shape :math:`(B, L, C, H, W')`.
-            t: The time :math:`t`, with shape :math:`()`.
-
-        Returns:
-            The posterior, whose mean has shape :math:`(B, L, C, H, W')`.
-        """
-        _, sigma_t = self.schedule(t)
-        return DiracPosterior(mean=self.mean(x_t, sigma_t))
+        #: The number :math:`N` of windows.
+        self.windows = (length - window) // stride + 1
+        if self.likelihoods and (len(self.likelihoods) != self.windows or guidance is None):
+            raise ValueError(
+                f"{len(self.likelihoods)} likelihoods for {self.windows} windows, guidance "
+                f"{guidance}; give both, and one likelihood or None a window"
+            )
 
     def mean(self, z_t: Tensor, sigma_t: Tensor | float) -> Tensor:
         r"""The composed mean :math:`d(z_t^{1:L})`, with the shape of :math:`z_t`.
@@ -119,11 +122,33 @@ class TrajectoryDenoiser(AzulaDenoiser):
         window = self.denoiser.window
         windows = z_t.unfold(1, window, self.stride).movedim(-1, 2)  # (B, N, W, C, H, W')
         clock = self.clock.to(z_t).expand(z_t.shape[0], -1, -1)
-        clock = clock.unfold(1, window, self.stride).movedim(-1, 2).flatten(0, 1)
-        flat = windows.flatten(0, 1)
-        n = self.batch or len(flat)
-        means = [
-            self.denoiser(flat[i : i + n], sigma_t, clock[i : i + n])
-            for i in range(0, len(flat), n)
+        clock = clock.unfold(1, window, self.stride).movedim(-1, 2)
+        means = torch.empty_like(windows, memory_format=torch.contiguous_format)
+
+        observed = [n for n, part in enumerate(self.likelihoods) if part is not None]
+        others = [n for n in range(self.windows) if n not in observed]
+        flat, flat_clock = windows[:, others].flatten(0, 1), clock[:, others].flatten(0, 1)
+        size = self.batch or max(1, len(flat))
+        parts = [
+            self.denoiser(flat[i : i + size], sigma_t, flat_clock[i : i + size])
+            for i in range(0, len(flat), size)
         ]
-        return compose(torch.cat(means).unflatten(0, windows.shape[:2]), self.stride)
+        if parts:
+            means[:, others] = torch.cat(parts).unflatten(0, (len(z_t), len(others)))
+        for n in observed:
+            self._guide(means[:, n], windows[:, n], sigma_t, clock[:, n], self.likelihoods[n])
+        return compose(means, self.stride)
+
+    def _guide(
+        self, out: Tensor, z_t: Tensor, sigma_t: Tensor | float, clock: Tensor, likelihood: Any
+    ) -> None:
+        r"""Writes the means of windows given what is observed of them, (B, W, C, H, W')."""
+        size = self.batch or len(z_t)
+        for i in range(0, len(z_t), size):
+            chosen = slice(i, i + size)
+
+            def denoise(z: Tensor, chosen: slice = chosen) -> Tensor:
+                return self.denoiser(z, sigma_t, clock[chosen])
+
+            assert self.guidance is not None
+            out[chosen] = self.guidance(denoise, z_t[chosen], sigma_t, likelihood.members(chosen))

@@ -1,0 +1,108 @@
+r"""What is known of a window: observations :math:`y = \mathcal{A}(z) + \eta`.
+
+A likelihood gives the departure :math:`y - \mathcal{A}(z)`, which guidance differentiates, and the
+covariance :math:`\Sigma_y` of :math:`\eta \sim \mathcal{N}(0, \Sigma_y)`, by its products with
+vectors. Departures rather than values: those of angles turn around, and some are computed without
+the cancellation a difference would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["GaussianLikelihood", "HoursLikelihood", "Likelihood", "StackedLikelihood"]
+
+
+class Likelihood(Protocol):
+    r"""What guidance asks of observations of a window."""
+
+    @property
+    def variance(self) -> Tensor:
+        r"""The diagonal of :math:`\Sigma_y`, with shape :math:`(N)`."""
+        ...
+
+    def departure(self, z: Tensor) -> Tensor:
+        r"""Departures :math:`y - \mathcal{A}(z)` of windows with shape :math:`(B, W, C, H, W')`,
+        with shape :math:`(B, N)`, twice differentiable."""
+        ...
+
+    def cov(self, v: Tensor) -> Tensor:
+        r"""The products :math:`\Sigma_y v`, with shape :math:`(B, N)`."""
+        ...
+
+    def members(self, chosen: slice) -> Likelihood:
+        r"""The likelihood of some members, where each has observations of its own."""
+        ...
+
+
+class GaussianLikelihood:
+    r"""Creates a likelihood with independent errors.
+
+    Arguments:
+        operator: The operator :math:`\mathcal{A}`, from windows with shape
+            :math:`(B, W, C, H, W')` to values with shape :math:`(B, N)`.
+        y: The values observed, with shape :math:`(N)`.
+        variance: The variance of each one's error, with shape :math:`()` or :math:`(N)`.
+    """
+
+    def __init__(self, operator: Callable[[Tensor], Tensor], y: Tensor, variance: Tensor | float):
+        self.operator, self.y = operator, y
+        self.variance = torch.as_tensor(variance, dtype=y.dtype, device=y.device).expand(y.shape)
+
+    def departure(self, z: Tensor) -> Tensor:
+        return self.y - self.operator(z)
+
+    def cov(self, v: Tensor) -> Tensor:
+        return self.variance * v
+
+    def members(self, chosen: slice) -> GaussianLikelihood:
+        return self
+
+
+class HoursLikelihood:
+    r"""Creates the likelihood of latents that are known, up to a little noise.
+
+    Arguments:
+        z: The latents known of each member, with shape :math:`(M, P, C, H, W')`.
+        hours: The hours of the window they are those of, with shape :math:`(P)`.
+        variance: The variance of the noise.
+    """
+
+    def __init__(self, z: Tensor, hours: Sequence[int] | Tensor, variance: float):
+        self.z, self.hours = z, torch.as_tensor(hours, device=z.device)
+        self.variance = torch.full((z[0].numel(),), variance, dtype=z.dtype, device=z.device)
+
+    def departure(self, z: Tensor) -> Tensor:
+        return (self.z - z[:, self.hours]).flatten(1)
+
+    def cov(self, v: Tensor) -> Tensor:
+        return self.variance * v
+
+    def members(self, chosen: slice) -> HoursLikelihood:
+        return HoursLikelihood(self.z[chosen], self.hours, float(self.variance[0]))
+
+
+class StackedLikelihood:
+    r"""Creates the likelihood of several independent kinds of observations.
+
+    Arguments:
+        parts: Their likelihoods.
+    """
+
+    def __init__(self, parts: Sequence[Likelihood]):
+        self.parts = tuple(parts)
+        self.variance = torch.cat([part.variance for part in self.parts])
+
+    def departure(self, z: Tensor) -> Tensor:
+        return torch.cat([part.departure(z) for part in self.parts], dim=1)
+
+    def cov(self, v: Tensor) -> Tensor:
+        split = v.split([len(part.variance) for part in self.parts], dim=1)
+        return torch.cat([p.cov(w) for p, w in zip(self.parts, split, strict=True)], dim=1)
+
+    def members(self, chosen: slice) -> StackedLikelihood:
+        return StackedLikelihood([part.members(chosen) for part in self.parts])

@@ -1,0 +1,135 @@
+r"""Guidance against conditional Gaussians."""
+
+import pytest
+import torch
+
+from appa.diffusion.guidance import GUIDANCES
+from appa.diffusion.guidance.linear import Linearized
+from appa.diffusion.likelihood import GaussianLikelihood, HoursLikelihood, StackedLikelihood
+
+N, M = 12, 5
+EYE = torch.eye(N, dtype=torch.float64)
+
+
+def prior(independent: bool, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    Q = torch.randn(N, N, generator=g, dtype=torch.float64)
+    return EYE if independent else Q @ Q.T / N + 0.1 * EYE
+
+
+def denoise(cov: torch.Tensor, sigma: float):
+    K = cov @ torch.linalg.inv(cov + sigma**2 * EYE)
+    return lambda z_t: (z_t.flatten(1) @ K.T).view(z_t.shape)
+
+
+def exact(cov, sigma, A, variance, y, z_t):
+    r"""E[z | z_t, y], by conditioning on both at once."""
+    H = torch.cat([EYE, A])
+    R = torch.diag(torch.cat([torch.full((N,), sigma**2, dtype=torch.float64), variance]))
+    S = H @ cov @ H.T + R
+    data = torch.cat([z_t.flatten(1), y.expand(len(z_t), -1)], dim=1)
+    return (torch.linalg.solve(S, data.T).T @ (H @ cov)).view(z_t.shape)
+
+
+def case(orthonormal: bool, seed: int = 1):
+    g = torch.Generator().manual_seed(seed)
+    A = torch.randn(M, N, generator=g, dtype=torch.float64)
+    if orthonormal:
+        A = EYE[torch.randperm(N, generator=g)[:M]]
+    y = torch.randn(M, generator=g, dtype=torch.float64)
+    z_t = torch.randn(3, N, 1, 1, 1, generator=g, dtype=torch.float64)
+    variance = torch.linspace(0.01, 0.3, M, dtype=torch.float64)
+    return A, y, variance, z_t
+
+
+def likelihood(A, y, variance):
+    return GaussianLikelihood(lambda z: z.flatten(1) @ A.T, y, variance)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.7, 20.0])
+@pytest.mark.parametrize("solver", ["gmres", "cg"])
+def test_mmps_is_exact_for_gaussians(sigma, solver):
+    cov = prior(independent=False)
+    A, y, variance, z_t = case(orthonormal=False)
+    mmps = GUIDANCES["mmps"](solver=solver, iterations=2 * M, tolerance=1e-12)
+    found = mmps(denoise(cov, sigma), z_t, sigma, likelihood(A, y, variance))
+    assert torch.allclose(found, exact(cov, sigma, A, variance, y, z_t), rtol=0, atol=1e-9)
+    assert 0 < mmps.residual < 1e-8
+    assert 0 < mmps.products <= 2 * M
+
+
+@pytest.mark.parametrize("name", ["sda", "tmpd", "jfps"])
+@pytest.mark.parametrize("sigma", [0.05, 0.7, 20.0])
+def test_cheaper_ones_are_exact_where_their_guess_is(name, sigma):
+    r"""Independent latents, each observed once."""
+    cov = prior(independent=True)
+    A, y, variance, z_t = case(orthonormal=True)
+    guidance = GUIDANCES[name](iterations=2 * M)
+    found = guidance(denoise(cov, sigma), z_t, sigma, likelihood(A, y, variance))
+    assert torch.allclose(found, exact(cov, sigma, A, variance, y, z_t), rtol=0, atol=1e-9)
+
+
+def test_diffpir_is_a_quadratic_compromise():
+    r"""The least of |y - A z|² / variance + λ / σ² |z - d(z_t)|²."""
+    cov, sigma, lmbda = prior(independent=False), 0.7, 3.0
+    A, y, variance, z_t = case(orthonormal=False)
+    guidance = GUIDANCES["diffpir"](lmbda=lmbda, iterations=M)  # type: ignore[call-arg]
+    found = guidance(denoise(cov, sigma), z_t, sigma, likelihood(A, y, variance))
+    z = denoise(cov, sigma)(z_t).flatten(1)
+    P = A.T @ torch.diag(1 / variance) @ A + lmbda / sigma**2 * EYE
+    best = torch.linalg.solve(P, (y / variance) @ A + lmbda / sigma**2 * z, left=False)
+    assert torch.allclose(found.flatten(1), best, rtol=0, atol=1e-9)
+
+
+def test_dps_goes_down_the_norm():
+    cov, sigma = prior(independent=False), 0.7
+    A, y, variance, z_t = case(orthonormal=False)
+    d = denoise(cov, sigma)
+    found = GUIDANCES["dps"](zeta=0.5)(d, z_t, sigma, likelihood(A, y, variance))  # type: ignore[call-arg]
+    z = z_t.clone().requires_grad_()
+    norm = ((y - d(z).flatten(1) @ A.T).square() / variance).sum(dim=1).sqrt()
+    (gradient,) = torch.autograd.grad(norm.sum(), z)
+    assert torch.allclose(found, d(z_t) - 0.5 * sigma**2 * gradient, rtol=0, atol=1e-12)
+
+
+def test_linearized_products_are_those_of_the_jacobian():
+    g = torch.Generator().manual_seed(0)
+    B = torch.randn(M, N, generator=g, dtype=torch.float64)
+
+    def operator(z):
+        return torch.sin(z.flatten(1) @ B.T) + z.flatten(1)[:, :M] ** 3
+
+    z = torch.randn(2, N, 1, 1, 1, generator=g, dtype=torch.float64)
+    seen = Linearized(GaussianLikelihood(operator, torch.zeros(M).double(), 1.0), z)
+    for b in range(2):
+        J = torch.autograd.functional.jacobian(lambda v: operator(v[None])[0], z[b]).flatten(1)
+        w = torch.randn(2, N, 1, 1, 1, generator=g, dtype=torch.float64)
+        u = torch.randn(2, M, generator=g, dtype=torch.float64)
+        assert torch.allclose(seen.A(w)[b], J @ w[b].flatten(), rtol=0, atol=1e-12)
+        assert torch.allclose(seen.At(u)[b].flatten(), J.T @ u[b], rtol=0, atol=1e-12)
+
+
+def test_hours_that_are_given_come_back():
+    r"""And the hours between them are the conditional mean."""
+    cov, sigma = prior(independent=False), 0.7
+    z_t = torch.randn(3, N, 1, 1, 1, dtype=torch.float64, generator=torch.Generator())
+    z = torch.randn(3, 4, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    hours = [0, 1, 5, 11]
+    given = HoursLikelihood(z, hours, 1e-4)
+    mmps = GUIDANCES["mmps"](iterations=10, tolerance=1e-12)
+    found = mmps(denoise(cov, sigma), z_t, sigma, given)
+    A = EYE[hours]
+    for k in range(3):
+        expected = exact(cov, sigma, A, given.variance, z[k].flatten(), z_t[k : k + 1])
+        assert torch.allclose(found[k], expected[0], rtol=0, atol=1e-9)
+    # some members, and beside other observations
+    one = StackedLikelihood([given, likelihood(*case(False)[:3])]).members(slice(2, 3))
+    assert one.departure(z_t[2:]).shape == (1, 4 + M)
+    assert torch.equal(one.departure(z_t[2:])[:, :4], (z[2:] - z_t[2:, hours]).flatten(1))
+    v = torch.ones(1, 4 + M, dtype=torch.float64)
+    assert torch.equal(one.cov(v)[0], one.variance)
+
+
+def test_an_unknown_solver():
+    with pytest.raises(ValueError, match="there are gmres, cg"):
+        GUIDANCES["mmps"](solver="lu")

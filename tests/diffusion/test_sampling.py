@@ -1,0 +1,170 @@
+r"""Samplers on a Gaussian process, and going on in the middle."""
+
+import pytest
+import torch
+
+from appa.diffusion.guidance import GUIDANCES
+from appa.diffusion.likelihood import GaussianLikelihood
+from appa.diffusion.sampling import SAMPLERS, Noise, Sampler, draw, integrate
+from appa.diffusion.sequential import draw_sequential, schedule, sweep, windows
+
+from .gaussian import denoiser, hours
+
+
+class Killed(Exception):
+    pass
+
+
+class Memory(dict):
+    r"""Keeps what is saved, and dies after some saves."""
+
+    def __init__(self, *args, patience: int = 10**9):
+        super().__init__(*args)
+        self.patience = patience
+
+    def load(self, name):
+        kept = self.get(name)
+        return dict(kept) if kept is not None else None
+
+    def save(self, name, tensors, step):
+        self[name] = {k: t.clone() for k, t in tensors.items()}
+        self.patience -= 1
+        if not self.patience:
+            raise Killed
+
+
+def seen(window: int = 6) -> GaussianLikelihood:
+    return GaussianLikelihood(lambda z: z[:, ::2].flatten(1), torch.ones((window + 1) // 2), 0.1)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_levels(name):
+    levels = Sampler(name, steps=8).levels(denoiser().schedule)
+    assert levels[0].item() == pytest.approx(1e3)
+    assert levels[-1].item() == pytest.approx(1e-3)
+    assert (levels.diff() < 0).all()
+    assert len(levels) == 9
+
+
+def test_multistep_is_of_its_order():
+    r"""Of a standard normal the flow is known: z = z_T / sqrt(1 + σ_max²), up to σ_min."""
+    like = torch.zeros((), dtype=torch.float64)
+    d = denoiser()
+
+    def error(order, steps):
+        noise = Noise(0, [0])
+        found = integrate(
+            lambda z, s: z / (1 + s**2),
+            (4,),
+            Sampler("multistep", steps, order),
+            d.schedule,
+            noise,
+            like,
+        )
+        exact = noise((4,)).double() * (1 + 1e-3**2) ** 0.5
+        return (found - exact).abs().max().item() / exact.abs().max().item()
+
+    for order in (1, 2, 3):
+        ratio = error(order, 200) / error(order, 400)
+        assert ratio > 0.9 * 2**order  # on this symmetric flow the third is of the fourth
+    assert error(3, 32) < 0.01
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_killed_it_goes_on(name):
+    sampler, guidance = Sampler(name, steps=7), GUIDANCES["mmps"](iterations=3)
+    options = {"stride": 2, "seed": 3, "sampler": sampler, "guidance": guidance}
+
+    def run(keeper):
+        return draw(denoiser(6), hours(8), 2, likelihoods=[seen(), None], keeper=keeper, **options)
+
+    whole = run(None)
+    memory = Memory(patience=4)
+    with pytest.raises(Killed):
+        run(memory)
+    assert int(memory["draw"]["step"]) == 4
+    assert torch.equal(run(Memory(memory)), whole)
+
+
+def test_sequential_killed_goes_on():
+    def run(keeper):
+        return draw_sequential(
+            denoiser(6),
+            hours(15),
+            range(2),
+            guidance=GUIDANCES["mmps"](iterations=6),
+            sampler=Sampler(steps=5),
+            observe=lambda start, free: seen() if start == 0 else None,
+            past=2,
+            lag=1,
+            sweeps=1,
+            keeper=keeper,
+        )
+
+    whole, memory = run(None), Memory(patience=9)
+    with pytest.raises(Killed):
+        run(memory)
+    assert torch.equal(run(Memory(memory)), whole)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_batches_change_nothing(name):
+    options = {
+        "stride": 2,
+        "sampler": Sampler(name, steps=5),
+        "guidance": GUIDANCES["mmps"](iterations=4, tolerance=1e-3),
+        "likelihoods": [seen(), None, seen()],
+    }
+    together = draw(denoiser(6), hours(10), 3, **options)
+    for batch in (1, 2):
+        apart = draw(denoiser(6), hours(10), 3, batch=batch, **options)
+        assert torch.allclose(apart, together, rtol=0, atol=1e-5)
+    alone = draw(denoiser(6), hours(10), [1], **options)
+    assert torch.allclose(alone[0], together[1], rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- the windows of `sequential`
+
+
+@pytest.mark.parametrize("length", [24, 25, 36, 47, 60, 100])
+@pytest.mark.parametrize(("past", "lag", "new", "known"), [(4, 8, None, 0), (12, 0, 6, 12)])
+def test_first_pass(length, past, lag, new, known):
+    r"""Every hour is drawn once, in order, after those it is given."""
+    drawn = known
+    for w in windows(length, 24, known, past, lag, new):
+        assert 0 <= w.start <= length - 24
+        assert [w.start + i for i in w.given] == list(range(w.start, drawn))
+        assert len(w.given) >= past or not drawn
+        assert w.start + w.kept.start == drawn
+        drawn = w.start + w.kept.stop
+        assert drawn == length or 24 - w.kept.stop >= lag
+        assert new is None or not w.given or w.kept.stop - w.kept.start <= new
+    assert drawn == length
+
+
+@pytest.mark.parametrize("length", [25, 36, 60, 100])
+@pytest.mark.parametrize("number", [0, 1])
+def test_sweeps(length, number):
+    r"""Every hour is drawn once more, with all others of its window given: four on a side, or all
+    there are."""
+    times = torch.zeros(length)
+    for w in sweep(length, 24, 0, 4, number):
+        kept = range(24)[w.kept]
+        times[w.start : w.start + 24][w.kept] += 1
+        assert sorted([*w.given, *kept]) == list(range(24))
+        assert kept[0] >= 4 or w.start == 0
+        assert kept[-1] < 20 or w.start == length - 24
+    assert (times == 1).all()
+
+
+def test_one_window_needs_no_sweep():
+    assert len(schedule(24, 24, 0, 4, 8, None, sweeps=3)) == 1
+    assert len(schedule(10, 24, 0, 4, 8, None, sweeps=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("past", "lag", "new"), [(0, 0, None), (24, 0, None), (4, 20, None), (4, 8, 13)]
+)
+def test_windows_that_cannot_be(past, lag, new):
+    with pytest.raises(ValueError, match="window of 24 hours"):
+        windows(60, 24, 0, past, lag, new)
