@@ -28,7 +28,7 @@ for step in $STEPS; do
         # Hours of one trajectory are alike, trajectories are not: 36 members to train on, two each
         # to validate and to test, three days out of every fifteen of a year.
         [ -d "$STATES" ] || $APPA data simulate "$STATES" --members 36 --held-out 2 \
-            --first-year 1901 --days 360 --stretch 72 --each 15 --spin-up 120
+            --first-year 1901 --days 360 --stretch 72 --each 15
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$STATES" --out "$RUN" \

@@ -4,6 +4,7 @@ import errno
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +213,28 @@ def test_info():
         assert word in result.output
     for preset in ("planet", "era5-1.5deg", "era5-0.25deg"):
         assert f"appa config show {preset}" in result.output
+    for package in ("azula", "heavyball", "pyarrow", "sgp4"):
+        assert re.search(rf"{package} +{re.escape(version(package))}\s", result.output)
+
+
+def test_info_on_what_is_not_installed(monkeypatch):
+    monkeypatch.setattr("appa.info.installed", lambda package: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(application(), ["info"], catch_exceptions=False)
+    assert "not installed; pip install 'appa-assimilation[train]'" in result.output
+
+
+def test_info_on_models(tmp_path, monkeypatch):
+    r"""A whole one, one without a denoiser, and one whose configuration is damaged."""
+    from appa.info import models
+
+    from .tasks import small
+
+    folders = {n: small.write_model(tmp_path / n, denoiser=n == "a") for n in "abc"}
+    (folders["c"] / "config.yaml").write_text("window: none\n")
+    monkeypatch.setattr("appa.tasks.model.bundled", lambda: folders)
+    found = models()
+    assert list(found) == ["a", "b", "c"]
+    assert re.fullmatch(r"states 4 × 9 × 16, latents 3 × \d × 8, windows of 4 h, .* MB", found["a"])
+    assert "no denoiser" in found["b"]
+    assert "window" in found["c"]

@@ -1,4 +1,4 @@
-r"""What is installed here: versions, devices, bundled data, presets."""
+r"""What is installed here: versions, devices, bundled data and models, presets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from importlib import metadata, resources
 
 __all__ = ["collect"]
 
-CORE = ("numpy", "xarray", "zarr", "dask", "netCDF4", "pandas", "torch")
-OPTIONAL = {"jcm": "planet", "matplotlib": "plots", "cmocean": "plots", "gcsfs": "era5"}
+CORE = (
+    "numpy",
+    "xarray",
+    "zarr",
+    "dask",
+    "netCDF4",
+    "pandas",
+    "pyarrow",
+    "torch",
+    "azula",
+    "safetensors",
+    "sgp4",
+)
+OPTIONAL = {
+    "jcm": "planet",
+    "matplotlib": "plots",
+    "cmocean": "plots",
+    "gcsfs": "era5",
+    "heavyball": "train",
+    "submitit": "train",
+    "ducc0": "evaluation",
+}
 
 
 def installed(package: str) -> str | None:
@@ -24,7 +44,8 @@ def collect() -> dict[str, dict[str, str]]:
     r"""Gathers what a report of a problem should hold.
 
     Returns:
-        Sections, each of names and values: `versions`, `devices`, `bundled data`, `presets`.
+        Sections, each of names and values: `versions`, `devices`, `bundled data`, `bundled models`,
+        `presets`.
     """
 
     from . import __version__
@@ -43,6 +64,7 @@ def collect() -> dict[str, dict[str, str]]:
         "versions": versions,
         "devices": devices(),
         "bundled data": bundled(),
+        "bundled models": models(),
         "presets": {name: f"appa config show {name}" for name in presets()},
     }
 
@@ -75,3 +97,22 @@ def bundled() -> dict[str, str]:
         "planet": f"{time[0]} to {time[-1]}, {len(time)} hours, {channels} channels, "
         f"{ds.sizes['latitude']}×{ds.sizes['longitude']}, {size / 1e6:.1f} MB packed",
     }
+
+
+def models() -> dict[str, str]:
+    from .errors import AppaError
+    from .tasks.folders import DENOISER, read_config
+    from .tasks.model import bundled
+
+    found = {}
+    for name, folder in bundled().items():
+        try:
+            config = read_config(folder)
+        except AppaError as error:  # a report of a problem should not end with it
+            found[name] = str(error)
+            continue
+        state, latent = (" × ".join(map(str, s)) for s in (config.state_shape, config.latent_shape))
+        windows = f"windows of {config.window} h" if (folder / DENOISER).exists() else "no denoiser"
+        size = sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+        found[name] = f"states {state}, latents {latent}, {windows}, {size / 1e6:.1f} MB"
+    return found or {"none": "docs/training.md tells how to train one"}

@@ -10,18 +10,22 @@ from typing import Any
 
 __all__ = ["Progress", "progress"]
 
+SHORT, BETWEEN = 5.0, 10.0  # seconds that need no word, and between two lines in a log
+
 
 class Progress:
     r"""Handle to a running progress display.
 
-    On a terminal it drives a bar; elsewhere (a log file, a batch job) it writes a plain line at
-    most every ten seconds, so that logs stay short.
+    On a terminal it drives a bar, which is gone at the end if that came within five seconds;
+    elsewhere (a log file, a batch job) it writes a plain line after five seconds and at most every
+    ten from then on, so that logs stay short.
     """
 
     def __init__(self, total: int, description: str, unit: str):
         self.total, self.description, self.unit = total, description, unit
         self.done = self.already = 0
-        self.start = self.last = time.monotonic()
+        self.start = time.monotonic()
+        self.next = self.start + SHORT
         self.bar: Any = None
 
     def skip(self, n: int) -> None:
@@ -33,8 +37,8 @@ class Progress:
         self.done += n
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.done)
-        elif (now := time.monotonic()) - self.last > 10 and self.done > self.already:
-            self.last = now
+        elif (now := time.monotonic()) > self.next and self.done > self.already:
+            self.next = now + BETWEEN
             left = (now - self.start) / (self.done - self.already) * (self.total - self.done)
             line = f"{self.description}: {self.done}/{self.total} {self.unit}, {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
@@ -78,4 +82,7 @@ def progress(total: int, description: str, unit: str = "steps") -> Iterator[Prog
     with bar:
         bar.add_task(description, total=total)
         handle.bar = bar
-        yield handle
+        try:
+            yield handle
+        finally:
+            bar.live.transient = time.monotonic() - handle.start < SHORT

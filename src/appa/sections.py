@@ -248,17 +248,29 @@ class TrainingSection(Section):
 
 
 class Sampling(Section):
-    r"""How posterior trajectories are drawn; `stride` and `past` are in hours."""
+    r"""How posterior trajectories are drawn. Hours are `stride`, between composed windows; `past`,
+    given to each of sequential windows; `lag`, drawn again by the next; `new`, the most a window
+    adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
+    `iterations` or at a relative residual of `tolerance`. `representation` is what becomes of the
+    part of states that latents cannot express: its error beside an observation's (`diagonal`, or
+    correlated in time, `temporal`), and, with `residual`, drawn in the end."""
 
-    sampler: Literal["predictor-corrector"] = "predictor-corrector"
+    sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
     steps: Count = 32
     corrections: Number = 2
     correction_size: Positive = 0.1
+    mode: Literal["auto", "composed", "sequential"] = "auto"
     stride: Count = 12
-    past: Count = 12
-    guidance: Literal["mmps"] = "mmps"
-    solver: Literal["gmres"] = "gmres"
-    iterations: Count = 2
+    past: Count = 4
+    lag: Number | None = None
+    new: Count | None = None
+    sweeps: Number = 0
+    guidance: Literal["mmps", "sda", "tmpd", "jfps", "diffpir", "dps"] = "mmps"
+    solver: Literal["gmres", "cg"] = "gmres"
+    iterations: Count = 20
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    representation: Literal["none", "diagonal", "temporal"] = "temporal"
+    residual: Flag = True
 
 
 class Observations(Section):
@@ -315,6 +327,12 @@ class Config(Section):
             problems.append(("stride", f"{told}, {window}: a window gives its middle hours"))
         if value.past >= window:
             problems.append(("past", f"found {value.past}, expected less than window, {window}"))
+        elif (value.lag or 0) >= window - value.past:
+            told = f"expected less than window - past, {window - value.past}"
+            problems.append(("lag", f"found {value.lag}, {told}"))
+        elif value.new is not None and value.new > window - value.past - (value.lag or 0):
+            told = f"expected at most window - past - lag, {window - value.past - (value.lag or 0)}"
+            problems.append(("new", f"found {value.new}, {told}"))
         if problems:
             raise Problems(*problems)
         return value

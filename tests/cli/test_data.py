@@ -36,10 +36,11 @@ def store(tmp_path_factory):
 
 
 def run(*args) -> tuple[int, str]:
+    r"""The status and what is on standard output: progress is on the other where it is slow."""
     result = runner.invoke(app, [str(a) for a in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout
 
 
 def test_check_of_a_clean_store(store):
@@ -147,11 +148,12 @@ def test_out_is_tried_before_the_work(store, tmp_path, command, monkeypatch):
 def test_statistics_of_short_names(store, tmp_path):
     ds = xr.open_dataset(store / "year.nc").isel(time=slice(0, 4))
     ds.rename({"2m_temperature": "t2m"}).to_netcdf(tmp_path / "a.nc")
-    code, output = run("statistics", tmp_path / "a.nc", tmp_path / "s.nc")
-    assert code == 0
-    assert "warning: t2m of" in output
-    assert "WeatherBench2's name is 2m_temperature" in output
-    assert "10 variables" in output
+    arguments = ["statistics", str(tmp_path / "a.nc"), str(tmp_path / "s.nc")]
+    result = runner.invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "warning: t2m of" in result.stderr
+    assert "WeatherBench2's name is 2m_temperature" in result.stderr
+    assert "10 variables" in result.stdout
 
 
 def test_errors_are_one_message(store):

@@ -27,6 +27,7 @@ from ..training.commands import (
     same_weights,
     write_config,
     write_latents,
+    write_run,
 )
 
 
@@ -49,10 +50,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def model(folder, tmp_path) -> Path:
     r"""A run folder, as training the autoencoder leaves it."""
-    path = tmp_path / "run"
-    path.mkdir()
-    (path / "config.yaml").write_text(load_config(folder / "tiny.yaml").to_yaml())
-    return path
+    return write_run(tmp_path / "run", folder / "tiny.yaml")
 
 
 @pytest.mark.parametrize("network", ["autoencoder", "denoiser"])
@@ -104,6 +102,15 @@ def test_what_is_wrong_is_told(tmp_path, monkeypatch, arguments, told):
 def test_a_run_folder_that_is_none(tmp_path):
     with pytest.raises(AppaError, match=r"no folder .*nowhere"):
         run("denoiser", tmp_path / "nowhere", "--data", "latents.zarr")
+
+
+def test_a_run_folder_without_an_autoencoder(folder, model):
+    (model / "autoencoder.safetensors").unlink()
+    told = r"no autoencoder.safetensors in .*run, which holds config.yaml; .*train that first"
+    for more in ([], ["--slurm"]):
+        with pytest.raises(AppaError, match=told):
+            run("denoiser", model, "--data", folder / "latents.zarr", *more)
+    assert [path.name for path in model.iterdir()] == ["config.yaml"]
 
 
 def test_latents_that_are_not_there(model):
@@ -239,3 +246,6 @@ def test_a_submitted_job(folder, model, tmp_path, monkeypatch):
         "qos=high",
         "mem=0",
     }
+    run("denoiser", model, "--data", folder / "latents.zarr", *job, "--sbatch", "cpus_per_gpu=9")
+    cores = re.findall(r"#SBATCH --cpus-per\S+", (tmp_path / "batch.sh").read_text())
+    assert cores == ["#SBATCH --cpus-per-gpu=9"]

@@ -2,6 +2,8 @@ r"""What `docs/training.md` shows to try, runs."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from appa.cli import application
+from appa.cli.data import simulate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text()
@@ -37,6 +40,14 @@ def test_a_few_minutes_on_a_laptop(tmp_path, monkeypatch):
     }
     assert list(Path("runs/tiny/training/autoencoder").glob("events.out.tfevents.*"))
 
+    # what validation finds is in the table of curves
+    for network in ("autoencoder", "denoiser"):
+        log = Path(f"runs/tiny/training/{network}/log.jsonl").read_text().splitlines()
+        for name in {k for line in log for k in json.loads(line) if k.startswith("validation/")}:
+            told = re.sub(r"sigma_[\d.]+_[\d.]+", "sigma_A_B", name)
+            told = re.sub(r"validation/rmse/\w+", "…/rmse/VARIABLE", told)
+            assert f"`{told}`" in PAGE, name
+
     (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     scope: dict = {}
     exec(compile(lines, "training.md", "exec"), scope)
@@ -47,6 +58,20 @@ def test_a_few_minutes_on_a_laptop(tmp_path, monkeypatch):
         "latitude": 48,
         "longitude": 96,
     }
+
+
+def test_the_recipe_simulates_what_the_planets_page_shows():
+    found = []
+    for file in ("docs/planet.md", "recipes/planet.sh"):
+        text = (ROOT / file).read_text().replace("\\\n", " ")
+        (line,) = re.findall(r"data simulate .*--held-out.*", text)
+        found.append(dict(re.findall(r"--([a-z-]+) (\d+)", line)))
+    assert found[0] == found[1]
+    assert found[0]["members"] == "36"
+    default = inspect.signature(simulate).parameters["spin_up"].default
+    page = " ".join((ROOT / "docs/planet.md").read_text().split())
+    days = re.findall(r"(\d+) days are thrown away", page)
+    assert days == [str(default)] * 2
 
 
 def test_its_files_and_options_exist():

@@ -26,11 +26,14 @@ class Memory(dict):
         kept = self.get(name)
         return dict(kept) if kept is not None else None
 
-    def save(self, name, tensors, step):
-        self[name] = {k: t.clone() for k, t in tensors.items()}
+    def save(self, name, tensors, step, force=False):
+        self[name] = {k: t.clone() for k, t in tensors.items()} | {"step": torch.tensor(step)}
         self.patience -= 1
         if not self.patience:
             raise Killed
+
+    def done(self, name, tensors=None):
+        self.pop(name, None)
 
 
 def seen(window: int = 6) -> GaussianLikelihood:

@@ -4,6 +4,7 @@ denoiser."""
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from appa.errors import DataError
 from appa.evaluation.prior import SOURCES, score_prior, summarize
 from appa.evaluation.streaming import Climate, Domain
 from appa.evaluation.trajectories import Trajectories, jackknife
+from appa.progress import progress
 
 from .worlds import (
     GRID,
@@ -283,6 +285,23 @@ def test_draws_are_for_the_dates_of_the_windows(store, scores):
     truth = store["2m_temperature"].sel(time=first)
     found = scores["example"].sel(length=8, source="truth", mapped="t2m")
     np.testing.assert_allclose(found, truth, rtol=1e-6)
+
+
+def test_one_bar_counts_all_there_is_to_draw(store, monkeypatch):
+    r"""1 and 3 windows for each of 5 members, 2 steps each; the last batch has one member."""
+    bars = []
+
+    @contextmanager
+    def shown(*what):
+        with progress(*what) as p:
+            bars.append(p)
+            yield p
+
+    monkeypatch.setattr("appa.evaluation.prior.progress", shown)
+    monkeypatch.setattr("appa.diffusion.sampling.progress", shown)
+    options = {"members": 5, "hours": [8, 16], "stride": 4, "steps": 2, "batch": 4}
+    score_prior(model(), store, climatology=climatology(), channels=["t2m"], **options)
+    assert [(p.done, p.total) for p in bars] == [(40, 40)]
 
 
 def test_a_bad_prior_is_seen(store):

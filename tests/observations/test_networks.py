@@ -5,15 +5,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from appa.data.grids import Grid
+from appa.data.grids import Grid, great_circle
 from appa.errors import DataError
+from appa.observations.elements import Elements
 from appa.observations.networks import (
     Network,
     Satellite,
     boxes,
+    constellation,
+    footprints,
     named_network,
     places,
     stations,
+    view,
 )
 from appa.observations.orbits import Orbit
 
@@ -179,3 +183,101 @@ def test_errors_of_a_configuration():
         named_network(GRID, satellites=[Satellite()], satellite_error=0.3)
     with pytest.raises(DataError, match="found -1 for a station's noise"):
         named_network(GRID, station_error=-1)
+
+
+def test_paper_stations():
+    r"""Every packaged place with an IATA code, and the other network's orbiter."""
+    network = named_network(GRID, "paper-stations")
+    listed = {code for code, a in airportsdata.load("ICAO").items() if a["iata"]}
+    codes = set(network.stations["station"])
+    assert codes <= listed
+    assert len(codes) > 0.999 * len(listed)  # but for twins
+    assert network.satellites == named_network(GRID).satellites
+    coverage = network.coverage(GRID, TIMES[:1])
+    assert 25 < coverage["stations"].iloc[0] < 34
+    few = named_network(GRID, "paper-stations", stations=200)
+    assert len(few.stations) == 200
+    assert few.coverage(GRID, TIMES[:1])["stations"].iloc[0] == pytest.approx(100 * 200 / 4608)
+    # On the paper's grid they are what they are there: 0.7 % of 721 × 1440 points, of its 1 %.
+    fine = Grid("equiangular", 721, 1440)
+    taken = len(set(boxes(fine, network.stations["latitude"], network.stations["longitude"])))
+    assert 0.006 < taken / (721 * 1440) < 0.010
+
+
+def test_networks_of_a_list_of_ones_own():
+    listed = pd.DataFrame({"station": [f"S{k}" for k in range(50)], "elevation": 0.0})
+    listed["latitude"], listed["longitude"] = np.linspace(-80, 80, 50), np.linspace(-170, 170, 50)
+    assert set(named_network(GRID, listed=listed).stations["station"]) <= set(listed["station"])
+    whole = named_network(GRID, "paper-stations", listed=listed)
+    assert set(whole.stations["station"]) == set(listed["station"])
+
+
+def test_constellation():
+    assert constellation(0) == ()
+    assert constellation(1) == (Satellite(),)
+    three = constellation(3, Satellite(noise=0.2))
+    assert [s.orbit.node for s in three] == [0, 60, 120]
+    assert [s.noise for s in three] == [0.2] * 3
+    one = named_network(GRID).coverage(GRID, TIMES[:12])
+    more = named_network(GRID, satellites=three).coverage(GRID, TIMES[:12])
+    assert (more["satellites"] / one["satellites"]).between(2.3, 3.01).all()
+    assert more["since_start"].iloc[-1] > one["since_start"].iloc[-1] + 30
+    real = constellation(2, Satellite(Elements(98.7, 10.0, 14.2, epoch="2021-03-21")))
+    assert [s.orbit.node for s in real] == [10, 100]
+    with pytest.raises(DataError, match="constellation of -1"):
+        constellation(-1)
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid("equiangular", 61, 120)])
+@pytest.mark.parametrize("size", [50.0, 400.0, 1000.0])
+def test_footprints_are_apart(grid, size):
+    row, column = np.nonzero(footprints(grid, size))
+    latitude, longitude = grid.latitude[row], grid.longitude[column]
+    for k in range(0, len(row), 7):
+        apart = great_circle(latitude[k], longitude[k], latitude, longitude) / 1e3
+        apart[k] = np.inf
+        # A chord of a parallel is shorter than its arc, by at most 2/π of it near a pole.
+        near_pole = abs(latitude[k]) > 80
+        assert apart.min() > size * (2 / np.pi if near_pole else 0.98)
+    # Nor does it thin more than it must: circles of that diameter cover a share of the sphere.
+    if size > 400:
+        covered = len(row) * np.pi * (size / 2) ** 2 / (4 * np.pi * 6371.0**2)
+        assert 0.3 < covered < 0.91  # no packing is denser than π / √12
+
+
+def test_footprints_smaller_than_boxes():
+    # Boxes are 417 km wide at the equator, and 20 km in the row next to the pole.
+    kept = footprints(GRID, 50.0)
+    assert kept[np.abs(GRID.latitude) < 80].all()
+    assert not kept[0].all()
+    assert kept[0].any()
+    plain, thinned = Satellite(), Satellite(footprint=1000.0)
+    seen, fewer = plain.sees(GRID, TIMES[:2]), thinned.sees(GRID, TIMES[:2])
+    np.testing.assert_array_equal(fewer, seen & footprints(GRID, 1000.0))
+
+
+def test_width_of_a_swath():
+    assert view(1111.95) == pytest.approx(5, abs=1e-3)  # 111.195 km in a degree of a great circle
+    assert Satellite(radius=view(2200)).width == pytest.approx(2200)
+    with pytest.raises(DataError, match="footprint of -1 km"):
+        Satellite(footprint=-1)
+
+
+def test_derived_observables_need_an_error():
+    with pytest.raises(DataError, match=r"'10m_wind_speed' is derived.*errors=\{'10m_wind_speed'"):
+        Network("mine", stations(GRID, 3), variables=("10m_wind_speed",))
+    seen = Network(
+        "mine", stations(GRID, 3), variables=("10m_wind_speed",), errors={"10m_wind_speed": 0.5}
+    )
+    assert seen.errors["10m_wind_speed"] == 0.5
+    with pytest.raises(DataError, match="'relative_humidity' has levels"):
+        Network(
+            "mine",
+            stations(GRID, 3),
+            variables=("relative_humidity",),
+            errors={"relative_humidity": 5.0},
+        )
+    with pytest.raises(DataError, match="found 0 for the error of 'temperature'"):
+        Satellite(errors={"temperature": 0})
+    with pytest.raises(DataError, match="error of 'geopotentials', which is not seen"):
+        Satellite(errors={"geopotentials": 1.0})

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from scipy.stats import chi2
+from scipy.stats import binom, chi2
 
 from appa.data.grids import Grid
 from appa.data.variables import ATMOSPHERIC, SURFACE, VARIABLES
 from appa.errors import DataError
 from appa.observations.networks import Network, Satellite, named_network
 from appa.observations.orbits import Orbit, swath
-from appa.observations.synthesis import COLUMNS, observe
+from appa.observations.synthesis import COLUMNS, hold_out, observe
 
 GRID = Grid("gaussian", 48, 96)
 LEVELS = np.array([500, 700, 850])
@@ -320,3 +322,135 @@ def test_mistakes(truth, stats, network):
         observe(members, network, statistics=stats)
     with pytest.raises(DataError, match="nothing to observe"):
         observe(truth[["land_sea_mask"]], network, statistics=stats)
+
+
+def test_errors_in_units(stats):
+    truth = atmosphere(hours=2)
+    network = at([10.0] * 50, np.linspace(190, 350, 50), errors={"2m_temperature": 0.25})
+    sounder = Satellite(errors={"temperature": 0.75})
+    table, gridded = observe(truth, replace(network, satellites=(sounder,)), statistics=stats)
+    by_variable = table.groupby("variable")["error"].first()
+    assert by_variable["2m_temperature"] == 0.25
+    assert by_variable["10m_u_component_of_wind"] == pytest.approx(0.01 * 3.0)
+    error = gridded["temperature_error"].values
+    np.testing.assert_allclose(error[np.isfinite(error)], 0.75, rtol=1e-6)
+    z = (gridded["temperature"] - truth["temperature"]).values / 0.75
+    gaussian(z[np.isfinite(z)].astype(np.float64))
+
+
+def test_stations_see_derived_observables(stats):
+    r"""A wind of (3, 4) m/s has a speed of 5 m/s and comes from 216.87°; the thickness follows
+    from the geopotentials, also of a level between."""
+    truth = atmosphere(hours=2)
+    for name, value in zip(WINDS, (3.0, 4.0), strict=True):
+        truth[name] = xr.full_like(truth[name], value)
+    for level, value in zip(LEVELS, (50_000.0, 30_000.0, 14_000.0), strict=True):
+        truth["geopotential"].loc[{"level": level}] = value
+    errors = {"10m_wind_speed": 0.5, "10m_wind_direction": 100.0, "thickness_600_850": 10.0}
+    network = at(
+        np.linspace(-60, 60, 200), np.linspace(0, 350, 200), variables=tuple(errors), errors=errors
+    )
+    table, gridded = observe(truth, network, statistics=stats)
+    assert not gridded.data_vars
+    share = np.log(600 / 500) / np.log(700 / 500)
+    z600 = (1 - share) * 50_000 + share * 30_000
+    exact = {
+        "10m_wind_speed": np.sqrt(25 + 1e-4),
+        "thickness_600_850": (z600 - 14_000) / 9.80665,
+    }
+    for name, value in exact.items():
+        rows = table[table["variable"] == name]
+        assert (rows["error"] == errors[name]).all()
+        assert len(rows) == 400
+        gaussian(((rows["value"] - value) / errors[name]).to_numpy())
+    angle = table.loc[table["variable"] == "10m_wind_direction", "value"].to_numpy()
+    assert ((angle >= 0) & (angle < 360)).all()
+    mean = np.angle(np.exp(1j * np.radians(angle)).mean(), deg=True) % 360
+    assert mean == pytest.approx(216.87, abs=5 * 100 / np.sqrt(400))
+
+
+def test_satellites_see_derived_observables(stats):
+    r"""Air as warm as the ground at all levels shines at its own temperature, whatever the
+    channel; saturated air has a relative humidity of 100 %."""
+    truth = atmosphere(hours=1)
+    truth["temperature"] = xr.full_like(truth["temperature"], 273.16)
+    truth["2m_temperature"] = xr.full_like(truth["2m_temperature"], 273.16)
+    truth["mean_sea_level_pressure"] = xr.full_like(truth["mean_sea_level_pressure"], 101_325.0)
+    # At the triple point saturation is at 611.2 Pa; e = 611.2 = q p / (ε + (1 − ε) q).
+    for level in LEVELS:
+        q = 0.621981 * 611.21 / (100 * level - (1 - 0.621981) * 611.21)
+        truth["specific_humidity"].loc[{"level": level}] = q
+    errors = {"brightness_temperature_amsua_6": 0.3, "relative_humidity": 2.0}
+    satellite = Satellite(variables=("temperature", *errors), errors=errors)
+    _, gridded = observe(truth, at([], [], satellites=(satellite,)), statistics=stats)
+    view = swath(Orbit(), GRID.latitude[:, None], GRID.longitude, truth["time"].values)
+
+    seen = gridded["brightness_temperature_amsua_6"]
+    assert seen.dims == ("time", "latitude", "longitude")
+    assert (seen.attrs["units"], seen.attrs["ancillary_variables"]) == ("K", f"{seen.name}_error")
+    np.testing.assert_array_equal(np.isfinite(seen.values), view)
+    gaussian((seen.values[view].astype(np.float64) - 273.16) / 0.3)
+
+    humidity = gridded["relative_humidity"]
+    assert humidity.dims == ("time", "level", "latitude", "longitude")
+    z = (humidity.values[0][:, view[0]].astype(np.float64) - 100) / 2
+    gaussian(z)
+    error = gridded["relative_humidity_error"].values
+    np.testing.assert_allclose(error[np.isfinite(error)], 2.0, rtol=1e-6)
+
+
+def test_a_derived_observable_lacks_its_inputs(truth, stats):
+    network = at([10.0], [20.0], variables=("10m_wind_speed",), errors={"10m_wind_speed": 1.0})
+    with pytest.raises(DataError, match="nothing to observe"):
+        observe(truth[["2m_temperature", "land_sea_mask"]], network, statistics=stats)
+    column = at(
+        [],
+        [],
+        satellites=(Satellite(variables=("surface_pressure",), errors={"surface_pressure": 1}),),
+    )
+    with pytest.raises(DataError, match=r"needs elevation, ground.*geopotential_at_surface"):
+        observe(truth.drop_vars("geopotential_at_surface"), column, statistics=stats)
+
+
+def test_stations_held_out(seen):
+    table, _ = seen
+    kept, held = hold_out(table, 0.2, seed=3)
+    assert not set(kept["station"]) & set(held["station"])
+    assert len(kept) + len(held) == len(table)
+    assert tuple(held.columns) == COLUMNS
+    number = held["station"].nunique()
+    # 150 stations, each with a chance of 0.2
+    low, high = binom.ppf([1e-4, 1 - 1e-4], 150, 0.2)
+    assert low <= number <= high
+    again = hold_out(table, 0.2, seed=3)
+    pd.testing.assert_frame_equal(again[0], kept)
+    assert set(hold_out(table, 0.2, seed=4)[1]["station"]) != set(held["station"])
+
+
+def test_a_stations_fate_hangs_on_nothing_else(seen):
+    table, _ = seen
+    fate = set(hold_out(table, 0.2)[1]["station"])
+    some = table[table["variable"] == "2m_temperature"].sample(frac=0.5, random_state=0)
+    assert set(hold_out(some, 0.2)[1]["station"]) == fate & set(some["station"])
+    assert fate < set(hold_out(table, 0.5)[1]["station"])
+    # Nor are those held out the ones a smaller network would choose.
+    chosen = set(named_network(GRID, stations=30).stations["station"])
+    held = len(fate & chosen)
+    low, high = binom.ppf([1e-4, 1 - 1e-4], 30, 0.2)
+    assert low <= held <= high
+
+
+def test_holding_out_goes_wrong(seen):
+    table, _ = seen
+    for share in (0, 1, -0.1, np.nan, "0.2"):
+        with pytest.raises(DataError, match="give above 0 and below 1"):
+            hold_out(table, share)
+    one = table[table["station"] == table["station"].iloc[0]]
+    with pytest.raises(DataError, match="of 1 stations"):
+        hold_out(one, 0.5)
+    with pytest.raises(DataError, match="no column station"):
+        hold_out(table.drop(columns="station"), 0.2)
+    drifting = pd.concat([table, table.head(10).assign(station=np.nan)], ignore_index=True)
+    kept, held = hold_out(drifting, 0.2)
+    assert kept["station"].isna().sum() == 10
+    assert not held["station"].isna().any()

@@ -10,7 +10,7 @@ import torch
 
 from appa.diffusion.sampling import draw
 from appa.errors import DataError
-from appa.tasks.folders import ModelError, digest, read_weights, write_weights
+from appa.tasks.folders import ModelError, digest, made_by, read_weights, write_weights
 from appa.tasks.model import Model, find, load
 
 from . import small
@@ -85,6 +85,30 @@ def test_saved_in_half_precision(model, tmp_path):
     # weights to 11 bits: errors of 2⁻¹¹ add up like a random walk over five convolutions
     error = again.encode(x) - model.encode(x)
     assert 0 < error.square().mean().sqrt() < 5**0.5 * 2**-11
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_saved_denoiser_knows_its_autoencoder(model, unfinished, tmp_path, half):
+    r"""Half precision makes other weights, and a saved model knows those it was saved with."""
+    first = model.save(tmp_path / "first", half=half)
+    weights = read_weights(first / "autoencoder.safetensors")
+    assert made_by(first / "denoiser.safetensors") == digest(weights)
+    assert (digest(weights) == digest(model.autoencoder.state_dict())) != half
+    again = load(load(first).save(tmp_path / "again", half=half))
+    assert digest(again.autoencoder.state_dict()) == digest(weights)
+
+    name = next(iter(weights))
+    weights[name] = weights[name] * (1 + 2**-10)
+    write_weights(first / "autoencoder.safetensors", weights, half)
+    with pytest.raises(ModelError, match=r"denoiser.safetensors was trained on .*another one"):
+        load(first)
+    (first / "denoiser.safetensors").unlink()
+    load(first)
+
+
+def test_a_denoiser_that_does_not_know_its_autoencoder(folder):
+    assert made_by(folder / "denoiser.safetensors") is None  # as imported ones do not
+    assert load(folder).denoiser is not None
 
 
 def test_without_a_denoiser(unfinished):

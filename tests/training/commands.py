@@ -12,6 +12,7 @@ import pandas as pd
 import xarray as xr
 from safetensors.torch import load_file
 
+from appa.config import load_config
 from appa.data.stores import open_store
 from appa.data.writing import StoreWriter
 
@@ -80,6 +81,18 @@ def write_latents(folder: Path) -> Path:
         for i, hours in enumerate(writer.blocks):
             writer.write(i, ds[["latents"]].isel(time=hours))
         return writer.finish()
+
+
+def write_run(run: Path, config: Path) -> Path:
+    r"""A run folder, as training the autoencoder leaves it; its weights are fresh."""
+    from appa.tasks import folders
+    from appa.tasks.building import build_autoencoder
+
+    chosen = load_config(config)
+    folders.write_config(run, chosen)
+    if not (run / folders.AUTOENCODER).exists():
+        folders.write_weights(run / folders.AUTOENCODER, build_autoencoder(chosen).state_dict())
+    return run
 
 
 def command(*arguments: object) -> list[str]:

@@ -106,6 +106,58 @@ def test_resumed_by_another_number_of_processes(folder, one, two, case):
     same(one["weights"], found["weights"])
 
 
+# a rank that waits for another to send gives up after three seconds
+WAITING = """
+import time
+from datetime import timedelta
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from appa.training.distribution import distributed
+
+with distributed("cpu") as ranks:
+    ranks.barrier()
+    _set_pg_timeout(timedelta(seconds=3))
+    told = ranks.first(lambda: time.sleep(6) or "six seconds later")
+    _set_pg_timeout(timedelta(minutes=5))
+    assert ranks.first(lambda: ranks.rank) == 0
+    print(told)
+"""
+
+REPLICATED = """
+import warnings
+import torch
+from appa.training.distribution import distributed, replicate
+
+with distributed("cpu") as ranks, warnings.catch_warnings():
+    warnings.simplefilter("error", FutureWarning)
+    module = replicate(ranks, torch.nn.BatchNorm1d(1, affine=True))
+    assert not module.will_sync_module_buffers()
+    module(torch.full((2, 1), float(ranks.rank)))
+    print(round(module.module.running_mean.item(), 3))  # a tenth of the mean, each rank's its own
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        # as statistics of a large store do
+        pytest.param(WAITING, ["six seconds later"] * 2, id="the first rank may take long"),
+        pytest.param(REPLICATED, ["0.0", "0.1"], id="buffers are not sent"),
+    ],
+)
+def test_two_processes(tmp_path, script, told):
+    (tmp_path / "script.py").write_text(script)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "script.py")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == told
+
+
 def test_alone():
     with distributed("cpu") as ranks:
         assert (ranks.rank, ranks.world, ranks.device.type) == (0, 1, "cpu")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from appa.config import load_config
 from appa.tasks.folders import read_weights
 from appa.training.checkpoints import TENSORS, Checkpoints
 
@@ -30,6 +29,7 @@ from .commands import (
     same_weights,
     write_config,
     write_latents,
+    write_run,
     write_store,
 )
 
@@ -43,9 +43,7 @@ def train(network: str, folder: Path, run: Path) -> list:
     if network == "autoencoder":
         what = [folder / "tiny.yaml", "--data", folder / "store.zarr", "--out", run]
     else:
-        run.mkdir(exist_ok=True)
-        (run / "config.yaml").write_text(load_config(folder / "tiny.yaml").to_yaml())
-        what = [run, "--data", folder / "latents.zarr"]
+        what = [write_run(run, folder / "tiny.yaml"), "--data", folder / "latents.zarr"]
     often = ["--every", 3, "--validate-every", STEPS[network], "--log-every", 2]
     return ["train", network, *what, "--steps", STEPS[network], "--seed", 1, *often]
 
@@ -66,9 +64,9 @@ def straight(folder) -> Callable[[str], Path]:
 
     def run(network: str) -> Path:
         if network not in done:
-            appa(*train(network, folder, folder / "straight"))
+            appa(*train(network, folder, folder / f"straight-{network}"))
         done.add(network)
-        return folder / "straight"
+        return folder / f"straight-{network}"
 
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 import appa
 from appa.data.windows import WindowLoader
 from appa.errors import ConfigError, DataError
-from appa.tasks.folders import ModelError, digest, read_config, read_weights
+from appa.tasks.folders import ModelError, digest, made_by, read_config, read_weights, write_weights
 from appa.training import train_autoencoder, train_denoiser
+from appa.training.checkpoints import Checkpoints
 from appa.training.distribution import Ranks
 from appa.training.loop import train
 from appa.training.noise import GAMMA, key, keys, normal, uniform
@@ -176,6 +178,29 @@ def test_beginning_with_weights(store, straight, tmp_path):
     other = small.configuration(autoencoder__latent_channels=5)
     with pytest.raises(ModelError, match="does not fit"):
         autoencoder(store, tmp_path / "other", config=other, init=straight)
+
+
+def test_a_denoiser_keeps_to_its_autoencoder(straight, tmp_path):
+    r"""Its weights say whose latents it learned, and it does not go on with those of another."""
+    for name in ("config.yaml", "autoencoder.safetensors"):
+        shutil.copy(straight / name, tmp_path)
+    weights = read_weights(tmp_path / "autoencoder.safetensors")
+
+    def go_on(steps: int):
+        latents = small.latents(read_config(tmp_path)).assign_attrs(autoencoder=digest(weights))
+        return train_denoiser(tmp_path, latents, steps=steps, **QUIET)
+
+    go_on(2)
+    assert made_by(tmp_path / "denoiser.safetensors") == digest(weights)
+    found = Checkpoints(tmp_path / "training" / "denoiser" / "checkpoints").latest()
+    assert found is not None
+    assert found[1]["made_by"] == digest(weights)
+    assert go_on(4).step == 4
+
+    weights = {name: 2 * tensor for name, tensor in weights.items()}
+    write_weights(tmp_path / "autoencoder.safetensors", weights)
+    with pytest.raises(TrainingError, match=rf"of the latents: was .*, is {digest(weights)[:12]}"):
+        go_on(6)
 
 
 # An update

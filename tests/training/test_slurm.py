@@ -28,6 +28,7 @@ def report(folder: str) -> None:
         total = ranks.mean(torch.tensor(float(ranks.rank))) * ranks.world
         told = {"rank": ranks.rank, "world": ranks.world, "sum": total.item()}
     told["local"] = int(os.environ["LOCAL_RANK"])
+    told["cores"] = int(os.environ.get("TASK_CORES", "0"))
     (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(told))
 
 
@@ -89,7 +90,7 @@ def test_a_task_for_each_rank(tmp_path):
     )
     job.results()
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r} for r in (0, 1)]
+    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r, "cores": 0} for r in (0, 1)]
     assert {p.suffix for p in (tmp_path / "logs").iterdir()} >= {".out", ".err"}
 
 
@@ -143,19 +144,16 @@ def test_sigterm_alone_waits_for_slurm(tmp_path):
 @pytest.mark.slow
 def test_training_as_a_job(tmp_path):
     r"""Two ranks, preempted in the middle, end with the weights of two that were not."""
-    from appa.config import load_config
     from appa.training.checkpoints import Checkpoints
     from appa.training.start import start
 
-    from .commands import same_weights, write_config, write_latents
+    from .commands import same_weights, write_config, write_latents, write_run
 
     write_latents(tmp_path)
     write_config(tmp_path)
     options = {"data": str(tmp_path / "latents.zarr"), "steps": 40, "every": 5, "device": "cpu"}
     for name in ("straight", "job"):
-        (tmp_path / name).mkdir()
-        text = load_config(tmp_path / "tiny.yaml").to_yaml()
-        (tmp_path / name / "config.yaml").write_text(text)
+        write_run(tmp_path / name, tmp_path / "tiny.yaml")
     where = {"gpus_per_node": 0, "tasks_per_node": 2, "cluster": "local"}
 
     run = tmp_path / "straight"
@@ -188,10 +186,12 @@ SBATCH = r"""#!/bin/bash
 cp "$1" "{folder}/batch.sh"
 export SLURM_JOB_ID=4242 SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST="$(hostname)"
 export SLURM_NTASKS=$(sed -n 's/#SBATCH --ntasks-per-node=//p' "$1")
+export SLURM_CPUS_PER_TASK=$(sed -n 's/#SBATCH --cpus-per-task=//p' "$1")
 (bash "$1" > "{folder}/batch.log" 2>&1 &)
 echo "Submitted batch job 4242"
 """
 SRUN = r"""#!/bin/bash
+export TASK_CORES=${SRUN_CPUS_PER_TASK:-1}  # as from Slurm 22.05 on
 out="$3" err="$5"; shift 5
 for task in $(seq 0 $((SLURM_NTASKS - 1))); do
     o="${out//%j/4242}" e="${err//%j/4242}"
@@ -246,7 +246,19 @@ def test_what_slurm_is_asked_for(tmp_path, slurm):
     wait(lambda: all((tmp_path / f"{rank}.json").exists() for rank in (0, 1)))
     wait(lambda: len(list((tmp_path / "logs").glob("*_result.pkl"))) == 2)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r} for r in (0, 1)]
+    assert told == [{"rank": r, "world": 2, "sum": 1.0, "local": r, "cores": 3} for r in (0, 1)]
+
+
+def test_cores_asked_for_by_hand_reach_the_tasks(tmp_path, slurm):
+    submit(
+        report,
+        {"folder": str(tmp_path)},
+        tmp_path / "logs",
+        gpus_per_node=0,
+        options={"cpus-per-task": "5"},
+    )
+    wait(lambda: len(list((tmp_path / "logs").glob("*_result.pkl"))) == 1)
+    assert json.loads((tmp_path / "0.json").read_text())["cores"] == 5
 
 
 def test_without_gpus_none_are_asked_for(tmp_path, slurm):

@@ -14,7 +14,15 @@ __all__ = ["Interrupted", "main"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 # commands that go on where they were
-RESUMED = (["data", "fetch"], ["data", "simulate"], ["train"], ["encode"])
+RESUMED = (
+    ["data", "fetch"],
+    ["data", "simulate"],
+    ["train"],
+    ["encode"],
+    ["reanalysis"],
+    ["filter"],
+    ["forecast"],
+)
 
 
 class Interrupted(SystemExit):
@@ -44,7 +52,7 @@ def main() -> None:
 
 def application() -> typer.Typer:
     r"""The application, with all its commands."""
-    from . import config, data, demo, models, score, train
+    from . import assimilate, config, data, demo, models, observe, plan, score, train
 
     app = typer.Typer(
         name="appa",
@@ -60,6 +68,9 @@ def application() -> typer.Typer:
     app.add_typer(train.app, name="train")
     app.add_typer(score.app, name="score")
     models.register(app)
+    observe.register(app)
+    assimilate.register(app)
+    app.add_typer(plan.app, name="plan")
     demo.register(app)
     return app
 

@@ -136,11 +136,12 @@ def draw(day: Day, directory: Path) -> list[Path]:
 
 
 def info() -> None:
-    """Show versions, devices, bundled data and presets.
+    """Show versions, devices, bundled data and models, and presets.
 
     Example: appa info
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from ..info import collect
@@ -149,5 +150,5 @@ def info() -> None:
     for section, rows in collect().items():
         table.add_row(f"[bold]{section}[/bold]", "")
         for name, value in rows.items():
-            table.add_row(f"  {name}", value)
+            table.add_row(f"  {name}", escape(value))
     Console().print(table, highlight=False)

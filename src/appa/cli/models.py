@@ -1,4 +1,4 @@
-r"""`appa import-official` and `appa encode`."""
+r"""`appa import-official`, `appa encode` and `appa representation`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     r"""Adds the commands of this file to the application."""
     app.command("import-official")(import_official)
     app.command()(encode)
+    app.command()(representation)
 
 
 def import_official(
@@ -84,3 +85,38 @@ def encode(
     run_encode(model, store, out, batch=batch, block=block, workers=workers, device=device)
     if os.environ.get("RANK", "0") == "0":
         typer.echo(f"{out} is complete")
+
+
+def representation(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    data: Annotated[str, typer.Option(help="The store: a path, a URL, or 'planet'.")],
+    split: Annotated[
+        str, typer.Option(help="'train', 'validation' or 'test', as the configuration has them.")
+    ] = "validation",
+    count: Annotated[
+        int, typer.Option("--windows", min=1, help="Windows, spread over the split.")
+    ] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="States at once.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other windows.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default representation.nc in the folder.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="E.g. cpu or cuda:1; by default a GPU if there is one.")
+    ] = None,
+) -> None:
+    """Estimate what the decoder cannot express, which is part of any observation's error.
+
+    Assimilation finds the file in the model folder, and uses it unless told otherwise.
+
+    Example: appa representation runs/era5 --data era5.zarr
+    """
+    import torch
+
+    from ..evaluation.representing import represent
+    from ..observations.representation import FILE
+    from ..tasks.model import load
+
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = represent(load(model, place), data, split, count=count, batch=batch, seed=seed)
+    typer.echo(f"{found.save(out or model / FILE)} is complete: {found!r}")

@@ -272,7 +272,8 @@ def _submit(
         key, equals, value = option.removeprefix("--").partition("=")
         if not (key and equals):
             raise SlurmError(f"--sbatch {option!r} is no KEY=VALUE, such as qos=high")
-        options[key] = value
+        options[key.replace("_", "-")] = value
+    by_hand = options.keys() & {"cpus-per-task", "cpus-per-gpu"}
     # What is wrong is told now, not by a job an hour later.
     lines = intentions(network, arguments, nodes * max(1, gpus_per_node))
     folder = run / "training" / network / "slurm"
@@ -283,7 +284,7 @@ def _submit(
         name=f"appa-{run.name}-{network}",
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        cpus_per_task=None if "cpus-per-task" in options else arguments["workers"],
+        cpus_per_task=None if by_hand else arguments["workers"],
         limit=time,
         partition=partition,
         account=account,

@@ -69,12 +69,13 @@ class HoursLikelihood:
     Arguments:
         z: The latents known of each member, with shape :math:`(M, P, C, H, W')`.
         hours: The hours of the window they are those of, with shape :math:`(P)`.
-        variance: The variance of the noise.
+        variance: The variance of the noise, with a shape that expands to a latent's.
     """
 
-    def __init__(self, z: Tensor, hours: Sequence[int] | Tensor, variance: float):
+    def __init__(self, z: Tensor, hours: Sequence[int] | Tensor, variance: Tensor | float):
         self.z, self.hours = z, torch.as_tensor(hours, device=z.device)
-        self.variance = torch.full((z[0].numel(),), variance, dtype=z.dtype, device=z.device)
+        variance = torch.as_tensor(variance, dtype=z.dtype, device=z.device)
+        self.variance = variance.expand(z.shape[1:]).flatten()
 
     def departure(self, z: Tensor) -> Tensor:
         return (self.z - z[:, self.hours]).flatten(1)
@@ -83,7 +84,7 @@ class HoursLikelihood:
         return self.variance * v
 
     def members(self, chosen: slice) -> HoursLikelihood:
-        return HoursLikelihood(self.z[chosen], self.hours, float(self.variance[0]))
+        return HoursLikelihood(self.z[chosen], self.hours, self.variance.view(self.z.shape[1:]))
 
 
 class StackedLikelihood:

@@ -20,7 +20,7 @@ be drawn in any order, or apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -108,11 +108,16 @@ class Keeper(Protocol):
     r"""Where a draw keeps what it needs to go on after a kill."""
 
     def load(self, name: str) -> dict[str, Tensor] | None:
-        r"""What was kept under a name, if anything."""
+        r"""What was kept last under a name, if anything, and beside it `step`."""
         ...
 
-    def save(self, name: str, tensors: dict[str, Tensor], step: int) -> None:
-        r"""Keeps tensors under a name, in place of those of an earlier step."""
+    def save(self, name: str, tensors: Mapping[str, Tensor], step: int, force: bool = False) -> Any:
+        r"""Keeps tensors under a name, in place of those of an earlier step; unless forced, not
+        every time."""
+        ...
+
+    def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        r"""Forgets the steps of a name."""
         ...
 
 
@@ -172,7 +177,7 @@ def integrate(
                 z = z - weight * z_hat
             if keeper is not None:
                 past = {f"history{k}": z_hat for k, z_hat in enumerate(history)}
-                keeper.save(name, {"z": z, "step": torch.tensor(i + 1), **past}, i + 1)
+                keeper.save(name, {"z": z, **past}, i + 1)
         advance()
     return z
 

@@ -118,7 +118,7 @@ def draw_sequential(
     seed: int = 0,
     observe: Callable[[int, Sequence[int]], Likelihood | None] = lambda start, hours: None,
     known: Tensor | None = None,
-    noise: float = 1e-2,
+    noise: Tensor | float = 1e-2,
     past: int = 4,
     lag: int = 0,
     new: int | None = None,
@@ -141,7 +141,8 @@ def draw_sequential(
             of its hours.
         known: The first latents of the trajectory where they are known, with shape
             :math:`(M, K, C, H, W')`: a forecast's past.
-        noise: The standard deviation of the noise of hours that are given.
+        noise: The standard deviation of the noise of hours that are given, with a shape that
+            expands to a latent's.
         past: The hours :math:`p` given to each window.
         lag: The hours :math:`\ell` at the end of each window that the next draws again.
         new: The hours a window adds at most.
@@ -199,7 +200,8 @@ def draw_sequential(
         )
         z[:, here][:, window.kept] = drawn[:, window.kept]
         if keeper is not None:
-            keeper.save(name, {"z": z, "step": torch.tensor(number + 1)}, number + 1)
+            keeper.save(name, {"z": z}, number + 1, force=True)
+            keeper.done(f"{name}/window-{number}")
     return z[:, :asked]
 
 

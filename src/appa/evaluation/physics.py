@@ -26,13 +26,13 @@ import xarray as xr
 
 from ..data.grids import RADIUS, Grid
 from ..data.planet.vertical import CONSTANTS
+from ..data.saturation import SATURATION, TRIPLE
 from ..data.variables import G
 from ..errors import DataError, nearest
 
 __all__ = [
     "EARTH",
     "PLANET",
-    "SATURATION",
     "Constants",
     "geostrophic_balance",
     "geostrophic_wind",
@@ -283,15 +283,6 @@ def geostrophic_balance(
 
 
 # Humidity
-
-# Saturation vapour pressure e = e₀ exp(c (T − T₀) / (T − t)), as (e₀ in Pa, c over water, t over
-# water, c over ice, t over ice), and the temperature in K below which all is ice: between it and
-# T₀ = 273.16 K phases mix with the share ((T − T_ice) / (T₀ − T_ice))² of water.
-SATURATION: dict[str, tuple[float, float, float, float, float, float]] = {
-    "speedy": (610.8, 17.269, 35.86, 21.875, 7.66, 273.16),
-    "ifs": (611.21, 17.502, 32.19, 22.587, -0.7, 250.16),
-}
-TRIPLE = 273.16  # K
 
 
 def saturation_humidity(

@@ -14,6 +14,7 @@ sets of :math:`N / 2` do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from ..diffusion.sampling import draw
 from ..diffusion.trajectory import joints, padded_length
 from ..errors import DataError
-from ..progress import Progress
+from ..progress import progress
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
@@ -102,22 +103,28 @@ def score_prior(
     ]
     counts = [1 + (padded_length(length, window, stride) - window) // stride for length in hours]
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
-    whole = Progress(total, "drawn and scored", "windows")  # beside the bar of each draw
 
     parts = []
-    for length, loader, count in zip(hours, loaders, counts, strict=True):
-        sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
-        for x, dates in loader:
-            numbers = range(sources["draws"].count, sources["draws"].count + len(x))
-            z = draw(
-                model.denoiser, dates, numbers, stride=stride, steps=steps, seed=seed, batch=batch
-            )
-            found = _states(model, domain, x.flatten(0, 1), z.flatten(0, 1), decode)
-            for name, states in found:
-                sources[name].update(states.unflatten(0, dates.shape), dates)
-            whole.advance(count * len(x))
-        full = padded_length(length, window, stride)
-        parts.append(_dataset(domain, sources, joints(full, window, stride)))
+    with progress(steps * total, "drawing and scoring", "evaluations of a window") as p:
+        for length, loader, count in zip(hours, loaders, counts, strict=True):
+            sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
+            for x, dates in loader:
+                numbers = range(sources["draws"].count, sources["draws"].count + len(x))
+                z = draw(
+                    model.denoiser,
+                    dates,
+                    numbers,
+                    stride=stride,
+                    steps=steps,
+                    seed=seed,
+                    batch=batch,
+                    advance=partial(p.advance, count * len(x)),
+                )
+                found = _states(model, domain, x.flatten(0, 1), z.flatten(0, 1), decode)
+                for name, states in found:
+                    sources[name].update(states.unflatten(0, dates.shape), dates)
+            full = padded_length(length, window, stride)
+            parts.append(_dataset(domain, sources, joints(full, window, stride)))
 
     scores = xr.concat(
         parts,

@@ -3,19 +3,22 @@ r"""Networks: where and when observations are made.
 A network is a list of stations, which see surface variables at their own place every hour, and
 satellites, which see upper-air variables at the grid points in their swath. Noise is given as a
 share of each variable's standard deviation, as in the paper: 1 % for stations, 10 % for
-satellites. The satellite's orbit and view are the reference orbiter's: 800 km, 75°, 5°.
+satellites. Either may also see derived observables, whose errors are given in their own unit.
 
-Stations are real places: airports, which is where much of the world's weather is reported from.
-They crowd together where people do and are missing from the open ocean, as real stations are.
+The two networks that have a name share the reference orbiter, at 800 km and 75° with 5° of view,
+which sees about 5 % of the area an hour at any resolution. They differ in their stations:
+
+* `paper-density` has the paper's density, stations at 1 % of the grid points;
+* `paper-stations` has the real list, every packaged place known to report. The paper's grid has
+  100 points a station; a 48×96 grid has fewer points than there are stations, which stand in 28 %
+  of its boxes. What is seen there says little of what the paper's network sees.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -23,9 +26,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from ..data.variables import ATMOSPHERIC, SURFACE, variable
+from ..data.variables import ATMOSPHERIC, SURFACE, VARIABLES
 from ..errors import DataError, nearest
-from .orbits import Orbit, swath
+from .orbits import KILOMETRES, Orbit, Orbiter, footprints, swath, view
+from .stations import boxes, places, reporting, stations
 
 if TYPE_CHECKING:
     from ..data.grids import Grid
@@ -37,13 +41,14 @@ __all__ = [
     "Network",
     "Satellite",
     "boxes",
+    "constellation",
+    "footprints",
     "named_network",
     "places",
     "stations",
+    "view",
 ]
 
-FOOT = 0.3048  # m
-PAPER_DENSITY = 0.01  # stations per grid point
 STATION_ERROR, SATELLITE_ERROR = 0.01, 0.10  # the paper's, in standard deviations
 
 
@@ -52,31 +57,77 @@ class Satellite:
     r"""A satellite and what it sees.
 
     Arguments:
-        orbit: Its orbit.
-        radius: Its great-circle radius of view, in degrees.
-        variables: The variables it sees at all levels.
+        orbit: Its orbit: circular, or real by :class:`~appa.observations.elements.Elements`.
+        radius: Its great-circle radius of view, in degrees; see :func:`view` for kilometres.
+        variables: The variables it sees at all levels, or other observables.
         noise: One standard deviation of its noise, as a share of each variable's.
+        footprint: The size of what it sees at once, in kilometres. Of grid points closer than
+            that one is seen, as :func:`footprints` has it; 0 for all of them.
+        errors: One standard deviation of the noise in the observable's unit, instead of a share
+            of its own, by name. Derived observables need one.
+        name: What it is called.
+
+    Example:
+        >>> orbit = find_elements("weather.tle", "METOP-B")
+        >>> Satellite(orbit, radius=view(2200), footprint=50, name="AMSU-A on METOP-B")
     """
 
-    orbit: Orbit = field(default_factory=Orbit)
+    orbit: Orbiter = field(default_factory=Orbit)
     radius: float = 5.0
     variables: tuple[str, ...] = ATMOSPHERIC
     noise: float = SATELLITE_ERROR
+    footprint: float = 0.0
+    errors: Mapping[str, float] = field(default_factory=dict, hash=False)
+    name: str = ""
 
     def __post_init__(self) -> None:
         check_noise(self.noise, "a satellite's")
-        check_variables(self.variables)
+        check_variables(self.variables, self.errors)
         horizon = self.orbit.horizon
         if not 0 < self.radius <= horizon:
             raise DataError(
                 f"found a radius of view of {self.radius:g}°; at an altitude of "
-                f"{self.orbit.altitude / 1e3:g} km the horizon is {horizon:.1f}° away: give more "
+                f"{self.orbit.altitude / 1e3:.0f} km the horizon is {horizon:.1f}° away: give more "
                 "than 0 and at most that, for example radius=5"
             )
+        if not 0 <= self.footprint < math.inf:
+            raise DataError(
+                f"found a footprint of {self.footprint:g} km; give 0 or more, for example 50"
+            )
+
+    @property
+    def width(self) -> float:
+        r"""The width of its swath on the ground, in kilometres."""
+        return 2 * KILOMETRES * self.radius
 
     def sees(self, grid: Grid, times: ArrayLike) -> NDArray:
-        r"""Which grid points are in the swath of each hour, with shape :math:`(T, H, W)`."""
-        return swath(self.orbit, grid.latitude[:, None], grid.longitude, times, self.radius)
+        r"""Which grid points are seen in each hour, with shape :math:`(T, H, W)`."""
+        seen = swath(self.orbit, grid.latitude[:, None], grid.longitude, times, self.radius)
+        return seen & footprints(grid, self.footprint) if self.footprint else seen
+
+
+def constellation(number: int, satellite: Satellite | None = None) -> tuple[Satellite, ...]:
+    r"""Copies of a satellite on orbits spaced evenly.
+
+    Nodes are :math:`180° / n` apart: northbound and southbound passes of all come at evenly spaced
+    local times, as those of the early-morning, mid-morning and afternoon orbits of real ones. In 12
+    hours 1, 2 and 3 copies of the reference orbiter see 51, 81 and 93 % of the area.
+
+    Arguments:
+        number: How many, 0 or more.
+        satellite: The satellite, by default the reference orbiter.
+    """
+
+    if number < 0:
+        raise DataError(f"found a constellation of {number} satellites; give 0 or more")
+    satellite = satellite or Satellite()
+    if not hasattr(satellite.orbit, "node"):
+        raise DataError(f"{type(satellite.orbit).__name__} has no node to turn; give an Orbit")
+    copies = []
+    for k in range(number):
+        orbit = replace(satellite.orbit, node=satellite.orbit.node + 180 * k / number)  # pyright: ignore
+        copies.append(replace(satellite, orbit=orbit))
+    return tuple(copies)
 
 
 @dataclass(frozen=True)
@@ -88,8 +139,11 @@ class Network:
         stations: The places: `station` (a unique code), `latitude`, `longitude`, `elevation` in
             metres.
         satellites: The satellites.
-        variables: The variables each station sees; sea surface temperature only at sea.
+        variables: The variables each station sees, or other observables; sea surface temperature
+            only at sea.
         noise: One standard deviation of a station's noise, as a share of each variable's.
+        errors: One standard deviation of the noise in the observable's unit, instead of a share
+            of its own, by name. Derived observables need one.
     """
 
     name: str
@@ -97,12 +151,13 @@ class Network:
     satellites: tuple[Satellite, ...] = ()
     variables: tuple[str, ...] = SURFACE
     noise: float = STATION_ERROR
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_noise(self.noise, "a station's")
-        check_variables(self.variables)
+        check_variables(self.variables, self.errors)
         for name in self.variables:
-            if not variable(name).surface:
+            if observed_levels(name) == "level":
                 raise DataError(
                     f"stations see the surface, but {name!r} has levels; give it to a satellite, "
                     f"for example Satellite(variables=({name!r},))"
@@ -136,17 +191,21 @@ class Network:
 
         times = np.atleast_1d(np.asarray(times, dtype="datetime64[ns]"))
         share = grid.area / grid.area.sum()
-        seen = np.zeros((len(times), *grid.shape), dtype=bool)
-        for satellite in self.satellites:
-            seen |= satellite.sees(grid, times)
-        so_far = np.logical_or.accumulate(seen, axis=0)
+        so_far, rows = np.zeros(grid.shape, dtype=bool), []
+        for time in times:
+            seen = np.zeros(grid.shape, dtype=bool)
+            for satellite in self.satellites:
+                seen |= satellite.sees(grid, time)[0]
+            so_far |= seen
+            rows.append(((seen * share).sum(), (so_far * share).sum()))
         occupied = np.unique(boxes(grid, self.stations["latitude"], self.stations["longitude"]))
+        satellites, since_start = 100 * np.array(rows).reshape(-1, 2).T
 
         return pd.DataFrame(
             {
                 "stations": 100 * len(occupied) / share.size,
-                "satellites": 100 * (seen * share).sum(axis=(1, 2)),
-                "since_start": 100 * (so_far * share).sum(axis=(1, 2)),
+                "satellites": satellites,
+                "since_start": since_start,
             },
             index=pd.Index(times, name="time"),
         )
@@ -161,95 +220,61 @@ def check_noise(noise: float, whose: str) -> None:
         )
 
 
-def check_variables(names: Iterable[str]) -> None:
-    r"""Raises an error that names the nearest variable where one is unknown."""
+def check_variables(names: Iterable[str], errors: Mapping[str, float]) -> None:
+    r"""Raises an error that names the nearest observable where one is unknown, and where one has
+    no error."""
     if isinstance(names, str):
         raise DataError(f"found {names!r} for variables; give a tuple, for example ({names!r},)")
     for name in names:
-        variable(name)
+        observed_levels(name)
+        if name not in VARIABLES and name not in errors:
+            raise DataError(
+                f"{name!r} is derived and has no standard deviation to take a share of; give its "
+                f"error in its own unit, for example errors={{{name!r}: 1.0}}"
+            )
+    for name, error in errors.items():
+        if name not in names:
+            raise DataError(
+                f"found an error of {name!r}, which is not seen: {', '.join(names)} are"
+            )
+        if not isinstance(error, Real) or not 0 < error < math.inf:
+            raise DataError(
+                f"found {error!r} for the error of {name!r}; give one standard deviation above 0"
+            )
 
 
-def boxes(grid: Grid, latitude: ArrayLike, longitude: ArrayLike) -> NDArray:
-    r"""The grid point each place is nearest to in latitude and in longitude.
+def observed_levels(name: str) -> str:
+    r"""Whether an observable is of the `surface`, a `level` or a `column`."""
+    if name in VARIABLES:
+        return "surface" if VARIABLES[name].surface else "level"
+    from .observables import find
 
-    Returns:
-        The flat indices into :math:`H \cdot W`, with shape :math:`(N)`.
-    """
-
-    latitude, longitude = np.asarray(latitude, float), np.asarray(longitude, float)
-    south = -grid.latitude  # ascending
-    row = np.searchsorted((south[1:] + south[:-1]) / 2, -latitude)
-    width = grid.shape[1]
-    column = np.rint((longitude - grid.longitude[0]) * width / 360).astype(int) % width
-
-    return row * width + column
+    return find(name).levels
 
 
-@cache
-def places() -> pd.DataFrame:
-    r"""The packaged list of airports.
-
-    Returns:
-        `station` (ICAO code or local identifier), `latitude`, `longitude`, `elevation` in metres
-        and `major` (whether it has an IATA code, hence traffic and most often a weather report),
-        some 28,000 rows. The list is :mod:`airportsdata`'s, MIT licensed.
-    """
-
-    import airportsdata
-
-    rows = [
-        (code, a["lat"], a["lon"], FOOT * a["elevation"], bool(a["iata"]))
-        for code, a in airportsdata.load("ICAO").items()
-    ]
-    return pd.DataFrame(rows, columns=["station", "latitude", "longitude", "elevation", "major"])
-
-
-def stations(grid: Grid, number: int | None = None, *, seed: int = 0) -> pd.DataFrame:
-    r"""Chooses stations among real places, at most one a grid box.
-
-    Places are ranked by a hash of the seed and their code, those with an IATA code first, and
-    taken in that order where their box is still free. Regions keep the density they have in the
-    list, and an update of the list leaves the rest of the choice as it was.
-
-    Arguments:
-        grid: The grid.
-        number: How many, or :py:`None` for 1 % of the grid's points.
-        seed: Selects the choice.
-
-    Returns:
-        `station`, `latitude`, `longitude`, `elevation`, sorted by code.
-    """
-
-    if number is None:
-        number = round(PAPER_DENSITY * grid.shape[0] * grid.shape[1])
-    if number < 0:
-        raise DataError(f"cannot choose {number} stations; give a number of 0 or more")
-
-    listed = places()
-    rank = [
-        hashlib.blake2b(f"{seed}:{code}".encode(), digest_size=8).digest()
-        for code in listed["station"]
-    ]
-    ranked = listed.assign(
-        rank=rank, box=boxes(grid, listed["latitude"], listed["longitude"])
-    ).sort_values(["major", "rank"], ascending=[False, True])
-    ranked = ranked.drop_duplicates("box")
-    if number > len(ranked):
-        raise DataError(
-            f"{number} stations asked for, but the packaged places fill only {len(ranked)} boxes "
-            f"of a {grid.shape[0]}×{grid.shape[1]} grid; ask for at most {len(ranked)}"
-        )
-
-    chosen = ranked.head(number).sort_values("station", ignore_index=True)
-    return chosen.drop(columns=["major", "rank", "box"])
-
-
-def paper_density(grid: Grid, number: int | None, seed: int) -> Network:
+def paper_density(
+    grid: Grid, number: int | None, seed: int, listed: pd.DataFrame | None = None
+) -> Network:
     r"""The paper's network at its own density: stations at 1 % of grid points, one orbiter."""
-    return Network("paper-density", stations(grid, number, seed=seed), (Satellite(),))
+    chosen = stations(grid, number, seed=seed, listed=listed)
+    return Network("paper-density", chosen, (Satellite(),))
 
 
-NETWORKS: dict[str, Callable[[Grid, int | None, int], Network]] = {"paper-density": paper_density}
+def paper_stations(
+    grid: Grid, number: int | None, seed: int, listed: pd.DataFrame | None = None
+) -> Network:
+    r"""The paper's network at its own places: every one that reports, one orbiter."""
+    if number is None:
+        chosen = reporting(listed)
+    else:
+        chosen = stations(grid, number, seed=seed, listed=listed)
+    return Network("paper-stations", chosen, (Satellite(),))
+
+
+NETWORKS: dict[str, Callable[[Grid, int | None, int, pd.DataFrame | None], Network]] = {
+    "paper-density": paper_density,
+    "paper-stations": paper_stations,
+}
 
 
 def named_network(
@@ -261,17 +286,20 @@ def named_network(
     station_error: float | None = None,
     satellite_error: float | None = None,
     seed: int = 0,
+    listed: pd.DataFrame | None = None,
 ) -> Network:
     r"""A network by name.
 
     Arguments:
         grid: The grid to be observed.
         name: One of :data:`NETWORKS`.
-        stations: How many stations instead of the network's own number.
+        stations: How many stations instead of the network's own number, at most one a box.
         satellites: The satellites instead of the network's own, each with its noise.
         station_error: The stations' noise instead of the network's own.
         satellite_error: The noise of the network's own satellites instead of theirs.
         seed: Selects the stations.
+        listed: The list of places to take stations from instead of the packaged one, for example
+            of :func:`~appa.observations.stations.read_stations`.
 
     Example:
         >>> network = named_network(Grid("gaussian", 48, 96))
@@ -281,7 +309,7 @@ def named_network(
 
     if name not in NETWORKS:
         raise DataError(f"unknown network {name!r}{nearest(name, NETWORKS)}")
-    network = NETWORKS[name](grid, stations, seed)
+    network = NETWORKS[name](grid, stations, seed, listed)
     if station_error is not None:
         network = replace(network, noise=station_error)
     if satellites is not None and satellite_error is not None:

@@ -25,17 +25,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..data.grids import RADIUS
 from ..errors import DataError
 
-__all__ = ["Orbit", "swath"]
+if TYPE_CHECKING:
+    from ..data.grids import Grid
+
+__all__ = ["Orbit", "Orbiter", "footprints", "swath", "view"]
 
 GM = 3.986004418e14  # m³ s⁻², WGS 84
 EQUATORIAL_RADIUS = 6_378_137.0  # m, WGS 84; altitudes are above it
 SIDEREAL_DAY = 86_164.0905  # s
+KILOMETRES = RADIUS * math.radians(1) / 1e3  # in a degree
+
+
+class Orbiter(Protocol):
+    r"""What a satellite follows: a circular :class:`Orbit`, the
+    :class:`~appa.observations.elements.Elements` of a real one, or anything else with a track."""
+
+    @property
+    def altitude(self) -> float:
+        r"""The lowest height above the equatorial radius, in metres."""
+        ...
+
+    @property
+    def horizon(self) -> float:
+        r"""The great-circle radius beyond which the ground is out of sight, in degrees."""
+        ...
+
+    def track(self, times: ArrayLike) -> tuple[NDArray, NDArray]:
+        r"""The latitudes and longitudes (0 → 360) below the satellite in degrees."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +136,7 @@ def unit(latitude: ArrayLike, longitude: ArrayLike) -> NDArray:
 
 
 def swath(
-    orbit: Orbit,
+    orbit: Orbiter,
     latitude: ArrayLike,
     longitude: ArrayLike,
     times: ArrayLike,
@@ -150,8 +175,9 @@ def swath(
 
     for k, time in enumerate(times):
         track = unit(*orbit.track(time + offsets))
-        # Within the hour a track doesn't return to itself, so that the nearest place on it
-        # lies beside the nearest sample. Only points near the edge need more than the samples.
+        # Within the hour a track doesn't return to itself (or stays where it is), so that the
+        # nearest place on it lies beside the nearest sample. Only points near the edge need more
+        # than the samples.
         length = np.linalg.norm(np.diff(track, axis=0), axis=-1).max()
         reach = 2 * math.sin(math.radians(radius) / 2) + length
         distance, nearest = KDTree(track).query(points, distance_upper_bound=reach)
@@ -172,3 +198,38 @@ def swath(
         seen[k, near] = hit
 
     return seen.reshape(len(times), *shape)
+
+
+def view(width: float) -> float:
+    r"""The radius of view, in degrees, of a swath that many kilometres wide."""
+    return width / 2 / KILOMETRES
+
+
+def footprints(grid: Grid, size: float) -> NDArray:
+    r"""Grid points at least a footprint apart, the same every hour.
+
+    What an instrument sees at once is one observation. Points closer together than its footprint
+    would have noises of their own where there is one noise, so that rows and, in each row, columns
+    are left out. Where boxes are larger than a footprint, all points remain but those near the
+    poles, where meridians meet. The value is the field's at the point, not a mean over the
+    footprint: on grids this coarse a box is a mean already.
+
+    Arguments:
+        grid: The grid.
+        size: The size of a footprint, in kilometres.
+
+    Returns:
+        Which points remain, with shape :math:`(H, W)`.
+    """
+
+    seen = np.zeros(grid.shape, dtype=bool)
+    last, width = math.inf, grid.shape[1]
+    for row, latitude in enumerate(grid.latitude):
+        if KILOMETRES * abs(last - latitude) < size * (1 - 1e-9):
+            continue
+        last = latitude
+        around = 360 * KILOMETRES * max(math.cos(math.radians(latitude)), 0.0)
+        step = max(math.ceil(size * width / around - 1e-9), 1) if around > size else width
+        # The last column must also be a step away from the first.
+        seen[row, : (width // step) * step : step] = True
+    return seen

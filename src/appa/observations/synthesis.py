@@ -9,6 +9,7 @@ with :math:`s` the standard deviation of the variable (and level) over the train
 :math:`\eta` the network's noise. :math:`\mathcal{A}` interpolates bilinearly to a station and
 selects the grid points in a swath. The noise is really added, and :math:`\sigma` is recorded as
 the error, in the variable's unit. It is not clipped: a dry gauge may read a little below zero.
+A derived observable is computed from the truth at its place, and has a :math:`\sigma` of its own.
 
 Each hour, variable and level has a random stream of its own, derived from the seed. An
 observation is the same whichever other hours or variables are observed with it, and in whatever
@@ -18,7 +19,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,15 +27,18 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ..data.variables import VARIABLES, G, Variable
+from ..data.variables import STATIC, VARIABLES
 from ..errors import DataError
 from ..progress import progress
-from .networks import Network, boxes
+from .networks import Network, Satellite
+from .observables import Observable
+from .stations import boxes, share_of
+from .truth import Places, available, evaluate, inputs, interpolate, lookup
 
 if TYPE_CHECKING:
     from ..data.grids import Grid
 
-__all__ = ["COLUMNS", "observe"]
+__all__ = ["COLUMNS", "hold_out", "interpolate", "observe"]
 
 COLUMNS = (
     "time",
@@ -54,7 +58,11 @@ STATION, SWATH = 0, 1
 def stream(seed: int, time: np.datetime64, kind: int, variable: str, level: int = 0):
     r"""The random stream of one variable and level in one hour."""
     hour = int(time.astype("datetime64[h]").astype(np.int64)) % 2**64  # before 1970 too
-    key = (kind, list(VARIABLES).index(variable), level)
+    if variable in VARIABLES:
+        number = list(VARIABLES).index(variable)
+    else:
+        number = len(VARIABLES) + int(2**32 * share_of(variable))
+    key = (kind, number, level)
     return np.random.default_rng(np.random.SeedSequence([seed, hour], spawn_key=key))
 
 
@@ -74,9 +82,24 @@ def deviation(statistics: xr.Dataset, variable: str, levels: NDArray | None = No
     return np.asarray(std.values, dtype=np.float64)
 
 
-def select(ds: xr.Dataset, variables: Sequence[str]) -> list[Variable]:
-    r"""Those of a network's variables that the store holds."""
-    return [VARIABLES[name] for name in dict.fromkeys(variables) if name in ds]
+def error(
+    statistics: xr.Dataset, whose: Network | Satellite, name: str, levels: NDArray | None = None
+) -> NDArray:
+    r"""One standard deviation of the noise, on the levels given if there are any."""
+    if name in whose.errors:
+        return np.full(1 if levels is None else len(levels), whose.errors[name], dtype=np.float64)
+    return np.atleast_1d(whose.noise * deviation(statistics, name, levels))
+
+
+def select(ds: xr.Dataset, variables: Sequence[str]) -> list[Observable]:
+    r"""Those of a network's observables that can be computed from the store."""
+    return [lookup(name) for name in dict.fromkeys(variables) if available(ds, name)]
+
+
+def read_hour(ds: xr.Dataset, k: int, names: Sequence[str]) -> xr.Dataset:
+    r"""An hour of some variables in memory, and the fields without time: each is read once."""
+    static = [name for name in STATIC if name in ds]
+    return ds[[*dict.fromkeys(names), *static]].isel(time=[k]).load()
 
 
 def observe(
@@ -110,6 +133,7 @@ def observe(
 
     from ..data.canonical import canonicalize
     from ..data.grids import Grid
+    from ..data.statistics import compute
 
     if not isinstance(seed, Integral) or seed < 0:
         raise DataError(f"found the seed {seed!r}; give a whole number of 0 or more")
@@ -119,17 +143,15 @@ def observe(
             f"found {ds.sizes['member']} members, but there is one truth; select a member first, "
             "for example ds.isel(member=0)"
         )
-    if statistics is None:
-        from ..data.statistics import compute
-
-        statistics = compute(ds)
-
     sought = {*network.variables, *(v for s in network.satellites for v in s.variables)}
-    if not any(name in ds for name in sought):
+    if not any(available(ds, name) for name in sought):
         raise DataError(
             f"the network sees {', '.join(sorted(sought))}, but the store holds "
             f"{', '.join(map(str, ds.data_vars))}: nothing to observe"
         )
+
+    if statistics is None:
+        statistics = compute(ds)
 
     grid = Grid.from_coordinates(ds["latitude"].values, ds["longitude"].values)
     table = observe_stations(ds, network, grid, statistics, seed)
@@ -149,47 +171,51 @@ def observe_stations(
     store has orography: the height of the real place is another planet's.
     """
 
-    places = network.stations
-    latitude, longitude = places["latitude"].to_numpy(), places["longitude"].to_numpy() % 360
-    codes, box = places["station"].to_numpy(), boxes(grid, latitude, longitude)
-    scalar = grid.interpolation(latitude, longitude)
-    vector = grid.interpolation(latitude, longitude, vector=True)
+    listed = network.stations
+    latitude, longitude = listed["latitude"].to_numpy(), listed["longitude"].to_numpy() % 360
+    codes, box = listed["station"].to_numpy(), boxes(grid, latitude, longitude)
+    places = Places.at(ds, grid, latitude, longitude)
 
-    elevation = places["elevation"].to_numpy(dtype=np.float64)
-    if "geopotential_at_surface" in ds:
-        elevation = interpolate(ds["geopotential_at_surface"].values, scalar) / G
-    sea = np.ones(len(places), dtype=bool)
+    elevation = places.ground
+    if elevation is None:
+        elevation = listed["elevation"].to_numpy(dtype=np.float64)
+    sea = np.ones(len(listed), dtype=bool)
     if "land_sea_mask" in ds:
         sea = ds["land_sea_mask"].values.ravel()[box] < 0.5
 
-    variables = select(ds, network.variables)
-    errors = {v.name: network.noise * float(deviation(statistics, v.name)) for v in variables}
+    observables = select(ds, network.variables)
+    errors = {o.name: float(error(statistics, network, o.name)[0]) for o in observables}
     parts: list[pd.DataFrame] = []
 
     with progress(ds.sizes["time"], "stations", unit="hours") as bar:
         for k, time in enumerate(ds["time"].values):
-            for v in variables:
-                state = ds[v.name].isel(time=k).values
-                wind = v.standard_name in ("eastward_wind", "northward_wind")
-                truth = interpolate(state, vector if wind else scalar, v.missing is not None)
-                seen = sea & np.isfinite(state.ravel()[box]) if v.missing else np.isfinite(truth)
-                if not v.missing and not seen.all():
+            hour = read_hour(ds, k, [name for o in observables for name in inputs(o.name)])
+            for o in observables:
+                value = evaluate(hour, o.name, 0, places)
+                seen = np.isfinite(value)
+                if any(VARIABLES[n].missing for n in o.inputs if n in VARIABLES):
+                    if o.itself:
+                        seen &= np.isfinite(hour[o.name].values.ravel()[box])
+                    seen &= sea
+                elif not seen.all():
                     raise DataError(
-                        f"{v.name!r} is NaN at {time} near {codes[~seen][0]!r}; "
+                        f"{o.name!r} is NaN at {time} near {codes[~seen][0]!r}; "
                         "appa data check lists such hours"
                     )
-                noise = stream(seed, time, STATION, v.name).standard_normal(len(places))
-                value = truth + errors[v.name] * noise
+                noise = stream(seed, time, STATION, o.name).standard_normal(len(listed))
+                value = value + errors[o.name] * noise
+                if o.period is not None:
+                    value %= o.period
                 parts.append(
                     pd.DataFrame(
                         {
                             "time": time,
                             "latitude": latitude[seen],
                             "longitude": longitude[seen],
-                            "variable": v.name,
+                            "variable": o.name,
                             "level": np.nan,
                             "value": value[seen],
-                            "error": errors[v.name],
+                            "error": errors[o.name],
                             "station": codes[seen],
                             "elevation": elevation[seen],
                         }
@@ -200,30 +226,6 @@ def observe_stations(
     if not parts:
         return pd.DataFrame({name: [] for name in COLUMNS})
     return pd.concat(parts, ignore_index=True)
-
-
-def interpolate(
-    state: NDArray, interpolation: tuple[NDArray, NDArray], defined_only: bool = False
-) -> NDArray:
-    r"""Interpolates a field to places.
-
-    Arguments:
-        state: The field, with shape :math:`(H, W)`.
-        interpolation: Indices and weights, each with shape :math:`(N, 4)`.
-        defined_only: Whether undefined points are left out and the others' weights rescaled.
-
-    Returns:
-        The values, with shape :math:`(N)`; NaN where all four points are undefined.
-    """
-
-    index, weight = interpolation
-    values = state.astype(np.float64).ravel()[index]
-    if not defined_only:
-        return (weight * values).sum(axis=-1)
-    defined = np.isfinite(values)
-    total = (weight * defined).sum(axis=-1)
-    value = (weight * np.where(defined, values, 0.0)).sum(axis=-1)
-    return np.divide(value, total, out=np.full(len(value), np.nan), where=total > 0)
 
 
 def observe_swath(
@@ -237,42 +239,103 @@ def observe_swath(
 
     times = ds["time"].values
     sees = [satellite.sees(grid, times) for satellite in network.satellites]
-    variables = select(ds, [name for s in network.satellites for name in s.variables])
+    observables = select(ds, [name for s in network.satellites for name in s.variables])
     swath = xr.Dataset(coords={name: ds[name] for name in ds.indexes})
+    places = Places.of(ds, grid)
 
-    with progress(len(times) * len(variables), "satellites", unit="fields") as bar:
-        for v in variables:
-            levels = None if v.surface else ds["level"].values
-            std = np.atleast_1d(deviation(statistics, v.name, levels))
-            shape = (len(times), len(std), *grid.shape)
+    with progress(len(times) * len(observables), "satellites", unit="fields") as bar:
+        for o in observables:
+            levels = ds["level"].values if o.levels == "level" else None
+            watching = [
+                (seen, error(statistics, satellite, o.name, levels))
+                for satellite, seen in zip(network.satellites, sees, strict=True)
+                if o.name in satellite.variables
+            ]
+            shape = (len(times), 1 if levels is None else len(levels), *grid.shape)
             values = np.full(shape, np.nan, dtype=np.float32)
             errors = np.full(shape, np.nan, dtype=np.float32)
 
             for k, time in enumerate(times):
-                precision = np.zeros(grid.shape)  # in standard deviations
-                for satellite, seen in zip(network.satellites, sees, strict=True):
-                    if v.name in satellite.variables:
-                        precision += seen[k] / satellite.noise**2
-                truth = ds[v.name].isel(time=k).values.reshape(shape[1:])
-                seen = precision > 0
-                for j, level in enumerate([0] if levels is None else levels):
+                hour = read_hour(ds, k, inputs(o.name))
+                fields = hour[o.name].values.reshape(shape[1:]) if o.itself else []
+                for j, level in enumerate([None] if levels is None else levels):
+                    precision = np.zeros(grid.shape)
+                    for seen, sigma in watching:
+                        precision += seen[k] / sigma[j] ** 2
+                    seen = precision > 0
+                    if not seen.any():
+                        continue
+                    if o.itself:
+                        truth = fields[j][seen].astype(np.float64)
+                    else:
+                        truth = evaluate(hour, o.name, 0, places, level).reshape(grid.shape)[seen]
                     # Drawn for the whole grid, so that noise at a point doesn't depend on
                     # what else is in view.
-                    random = stream(seed, time, SWATH, v.name, int(level))
+                    random = stream(seed, time, SWATH, o.name, int(level or 0))
                     noise = random.standard_normal(grid.shape, dtype=np.float32)
-                    sigma = std[j] / np.sqrt(precision[seen])
-                    values[k, j, seen] = truth[j, seen] + sigma * noise[seen]
-                    errors[k, j, seen] = np.where(np.isfinite(truth[j, seen]), sigma, np.nan)
+                    sigma = 1 / np.sqrt(precision[seen])
+                    value = truth + sigma * noise[seen]
+                    values[k, j, seen] = value if o.period is None else value % o.period
+                    errors[k, j, seen] = np.where(np.isfinite(truth), sigma, np.nan)
                 bar.advance()
 
-            dims = ds[v.name].dims
-            swath[v.name] = (dims, values.reshape(ds[v.name].shape), dict(v.attrs))
-            swath[v.name].attrs["ancillary_variables"] = f"{v.name}_error"
-            swath[f"{v.name}_error"] = (dims, errors.reshape(ds[v.name].shape))
-            swath[f"{v.name}_error"].attrs = {
-                "long_name": f"{v.attrs['long_name']} error, one standard deviation",
-                "standard_name": f"{v.standard_name} standard_error",
-                "units": v.units,
-            }
+            dims = ("time", "level", "latitude", "longitude")
+            if levels is None:
+                dims, values, errors = (dims[0], *dims[2:]), values[:, 0], errors[:, 0]
+            attrs = {"long_name": o.long_name, "units": o.units}
+            if o.itself:
+                attrs = dict(VARIABLES[o.name].attrs)
+            swath[o.name] = (dims, values, {**attrs, "ancillary_variables": f"{o.name}_error"})
+            swath[f"{o.name}_error"] = (
+                dims,
+                errors,
+                {
+                    "long_name": f"{o.long_name} error, one standard deviation",
+                    **(
+                        {"standard_name": f"{attrs['standard_name']} standard_error"}
+                        if o.itself
+                        else {}
+                    ),
+                    "units": o.units,
+                },
+            )
 
     return swath
+
+
+def check_share(share: float) -> None:
+    r"""Raises an error where no such share of the stations can be held out."""
+    if not isinstance(share, Real) or not 0 < share < 1:
+        raise DataError(f"cannot hold out {share!r} of the stations; give above 0 and below 1")
+
+
+def hold_out(table: pd.DataFrame, share: float, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    r"""Sets a share of the stations aside, for verification.
+
+    A station is held out where a hash of the seed and its code falls below the share: its fate
+    does not hang on which others there are, on hours or on variables, and those held out at a
+    share are among those held out at a larger one. Rows without a station are kept.
+
+    Arguments:
+        table: Point observations with a column `station`.
+        share: The share of stations to hold out, above 0 and below 1.
+        seed: Selects the stations.
+
+    Returns:
+        The observations kept and those held out, which have no station in common.
+    """
+
+    check_share(share)
+    if "station" not in table:
+        raise DataError("the table has no column station, by which to hold observations out")
+    codes = table["station"].fillna("").astype(str)
+    held = {code: share_of("hold-out", seed, code) < share for code in codes.unique() if code}
+    aside = sum(held.values())
+    if not 0 < aside < len(held):
+        raise DataError(
+            f"of {len(held)} stations {aside} would be held out at a share of {share:g} with the "
+            f"seed {seed}; give another share or seed, or more stations"
+        )
+    mask = np.array([held.get(code, False) for code in codes], dtype=bool)
+    kept, verifying = (table.loc[m].reset_index(drop=True) for m in (~mask, mask))
+    return kept, verifying

@@ -11,9 +11,10 @@ file                       holds
                            of the latents it was trained on, `latents.mean` and `latents.std`
 =========================  ====================================================================
 
-The weights say in their metadata which format they are in. Single or half precision on disk, they
-are single precision in memory. Each file is written aside and renamed: it is whole or not there. A
-folder in which a network is being trained is a model folder too, whose denoiser may come later.
+The weights say in their metadata which format they are in, and a denoiser's, which autoencoder made
+the latents it was trained on. Single or half precision on disk, they are in single precision in
+memory. Each file is written aside and renamed: it is whole or not there. A folder in which a
+network is being trained is a model folder too, whose denoiser may come later.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ __all__ = [
     "fit",
     "gather",
     "load_statistics",
+    "made_by",
     "missing",
     "read_config",
     "read_statistics",
@@ -190,14 +192,24 @@ def load_statistics(path: str | Path) -> xr.Dataset:
 # ---------------------------------------------------------------- weights
 
 
-def write_weights(path: str | Path, tensors: Mapping[str, Tensor], half: bool = False) -> Path:
+def write_weights(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    half: bool = False,
+    autoencoder: str | None = None,
+) -> Path:
     r"""Writes tensors to a safetensors file, which replaces the one before it when it is whole.
 
     Arguments:
         path: The file, e.g. `RUN/autoencoder.safetensors`.
         tensors: The tensors by name, on any device.
         half: Whether weights are stored in half precision. Statistics of latents never are.
+        autoencoder: Of a denoiser, the :func:`digest` of the autoencoder that made its latents,
+            where it is known.
     """
+    metadata = {"format": "pt", "appa": str(FORMAT)}
+    if autoencoder is not None:
+        metadata["autoencoder"] = autoencoder
     path, stored = Path(path), {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu()
@@ -207,26 +219,40 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], half: bool = 
         # no two of a file may share memory
         stored[name] = tensor.clone(memory_format=torch.contiguous_format)
     with aside(path) as partial:
-        save_file(stored, partial, metadata={"format": "pt", "appa": str(FORMAT)})
+        save_file(stored, partial, metadata=metadata)
     return path
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     r"""Reads the tensors of a safetensors file, in single precision."""
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {k: t.to(torch.float32) if t.is_floating_point() else t for k, t in tensors.items()}
+
+
+def made_by(path: str | Path) -> str | None:
+    r"""The :func:`digest` of the autoencoder whose latents a denoiser was trained on, if its file
+    says so: imported ones do not."""
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("autoencoder")
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    r"""An open safetensors file, in a format that is known."""
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{missing(path)}; train it, or copy the whole model folder again")
     try:
         with safe_open(path, "pt") as file:
             _check_format(path, (file.metadata() or {}).get("appa", "1"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
         size = path.stat().st_size
         raise ModelError(
             f"{path} cannot be read as weights ({_first_line(error)}): its {size:,} bytes are cut "
             "short or no safetensors file; copy or write it again"
         ) from None
-    return {k: t.to(torch.float32) if t.is_floating_point() else t for k, t in tensors.items()}
 
 
 def fit(module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:

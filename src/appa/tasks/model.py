@@ -30,6 +30,9 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import draw
 from ..errors import DataError, nearest
 from ..nn.autoencoder import Autoencoder
+from ..observations.representation import FILE as REPRESENTATION
+from ..observations.representation import Representation
+from ..progress import progress
 from .building import build_autoencoder, build_denoiser
 from .folders import (
     AUTOENCODER,
@@ -37,7 +40,9 @@ from .folders import (
     DENOISER,
     UNDEFINED,
     ModelError,
+    digest,
     fit,
+    made_by,
     read_config,
     read_statistics,
     read_weights,
@@ -66,6 +71,8 @@ class Model:
         statistics: The statistics of states and the static fields, if they are known; see
             :func:`appa.tasks.folders.gather`.
         origin: Where the model comes from, for messages.
+        representation: What its decoder cannot express, if it is known; see
+            :class:`appa.observations.representation.Representation`.
 
     Example:
         >>> model = appa.load("planet")
@@ -82,8 +89,10 @@ class Model:
         latent_std: Tensor | None = None,
         statistics: xr.Dataset | None = None,
         origin: str = "the model",
+        representation: Representation | None = None,
     ):
         self.config, self.statistics, self.origin = config, statistics, origin
+        self.representation = representation
         self.autoencoder = autoencoder.eval().requires_grad_(False)
         # the layout that convolutions are fastest in, on CPUs too
         self.autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -191,8 +200,11 @@ class Model:
         """
         states = torch.empty(*z.shape[:2], *self.config.state_shape)
         flat, out = z.flatten(0, 1), states.flatten(0, 1)
-        for i in range(0, len(flat), batch):
-            out[i : i + batch] = self.decode(flat[i : i + batch].to(self.device)).cpu()
+        with progress(len(flat), "decoding", unit="states") as p:
+            for i in range(0, len(flat), batch):
+                x = self.decode(flat[i : i + batch].to(self.device)).cpu()
+                out[i : i + batch] = x
+                p.advance(len(x))
         if self.standardizer is not None:
             return self.standardizer.to_dataset(states, times, self.grid)
         if self.unnamed:
@@ -253,6 +265,75 @@ class Model:
         z = draw(self.denoiser, times, members, stride=stride, steps=steps, seed=seed, batch=batch)
         return self.to_dataset(z, times, batch)
 
+    def reanalysis(
+        self,
+        observations: Any,
+        start: Any,
+        hours: int,
+        *,
+        setting: str | None = None,
+        **kwargs: Any,
+    ) -> xr.Dataset:
+        r"""Draws trajectories consistent with observations, :math:`p(x^{1:L} \mid y^{1:L})`.
+
+        Arguments:
+            observations: What :func:`appa.read_observations` takes.
+            start: The first hour, e.g. `"2021-03-21T00"`.
+            hours: The number of hours :math:`L`.
+            setting: The name of a setting, e.g. `"paper"`.
+            kwargs: `members`, `seed`, `out`, `batch`, `variables`, `levels`, `latents` and
+                `negatives`, see :func:`appa.tasks.assimilation.reanalysis`, and single settings,
+                e.g. `steps`, see :class:`appa.sections.Sampling`.
+
+        Example:
+            >>> analysis = model.reanalysis(obs, "2021-03-21T00", hours=24, members=8, seed=0)
+        """
+        from .assimilation import reanalysis
+
+        return reanalysis(self, observations, start, hours, **self._settings(setting, kwargs))
+
+    def filter(
+        self,
+        observations: Any,
+        start: Any,
+        hours: int,
+        *,
+        setting: str | None = None,
+        **kwargs: Any,
+    ) -> xr.Dataset:
+        r"""Draws the last state of a period, :math:`p(x^L \mid y^{1:L})`, as :meth:`reanalysis`
+        would."""
+        from .assimilation import filtering
+
+        return filtering(self, observations, start, hours, **self._settings(setting, kwargs))
+
+    def forecast(
+        self, source: xr.Dataset, hours: int, *, setting: str | None = None, **kwargs: Any
+    ) -> xr.Dataset:
+        r"""Draws what comes after an analysis or given states, :math:`p(x^{K+1:L} \mid x^{1:K})`.
+
+        Arguments:
+            source: An analysis, or a dataset of states.
+            hours: The number of hours after its last.
+            setting, kwargs: See :meth:`reanalysis`.
+
+        Example:
+            >>> forecast = model.forecast(analysis, hours=48)
+            >>> forecast = model.forecast(truth.isel(time=slice(0, 2)), hours=48, members=8)
+        """
+        from .assimilation import forecast
+
+        return forecast(self, source, hours, **self._settings(setting, kwargs))
+
+    def _settings(self, name: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+        r"""Keyword arguments, single settings among them made into settings."""
+        from .settings import Settings
+
+        single = {key: kwargs.pop(key) for key in list(kwargs) if key in Settings.model_fields}
+        if name is not None or single:
+            kwargs["settings"] = Settings.of(self.config, name, **single)
+        return kwargs
+
     # ---------------------------------------------------------------- files
 
     def save(self, folder: str | Path, half: bool = False) -> Path:
@@ -268,9 +349,13 @@ class Model:
             if self._denoiser is not None:
                 weights = {f"denoiser.{k}": t for k, t in self._denoiser.state_dict().items()}
                 latents = {"latents.mean": self.latent_mean, "latents.std": self.latent_std}
-                write_weights(partial / DENOISER, weights | latents, half)
+                # as it is read again: half precision makes it another
+                encoder = digest(read_weights(partial / AUTOENCODER))
+                write_weights(partial / DENOISER, weights | latents, half, encoder)
             if self.statistics is not None:
                 write_statistics(partial, self.statistics)
+            if self.representation is not None:
+                self.representation.save(partial / REPRESENTATION)
         return Path(folder)
 
     def __repr__(self) -> str:
@@ -297,9 +382,13 @@ def load(name_or_folder: str | Path, device: str | torch.device | None = None) -
     config, autoencoder = load_autoencoder(folder)
     denoiser, mean, std = None, None, None
     if (folder / DENOISER).exists():
+        _check_made_by(folder, autoencoder)
         denoiser, mean, std = _load_denoiser(folder, config)
     statistics = read_statistics(folder, config)
-    model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder))
+    path, rep = folder / REPRESENTATION, None
+    if path.exists():
+        rep = Representation.load(path)
+    model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder), rep)
     return model if device is None else model.to(device)
 
 
@@ -310,6 +399,17 @@ def load_autoencoder(folder: Path) -> tuple[Config, Autoencoder]:
     autoencoder = build_autoencoder(config)
     fit(autoencoder, weights, folder / AUTOENCODER)
     return config, autoencoder
+
+
+def _check_made_by(folder: Path, autoencoder: Autoencoder) -> None:
+    r"""Raises where the denoiser says that it knows the latents of another autoencoder."""
+    path, found = folder / DENOISER, made_by(folder / DENOISER)
+    if found is not None and found != (here := digest(autoencoder.state_dict())):
+        raise ModelError(
+            f"{path} was trained on latents of the autoencoder {found[:12]}, but {AUTOENCODER} "
+            f"beside it is {here[:12]}: another one, or trained further since. Copy the whole "
+            "model folder again; or move the denoiser away, encode again and train it anew"
+        )
 
 
 def _load_denoiser(folder: Path, config: Config) -> tuple[Denoiser, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import AppaError, nearest
@@ -31,6 +33,7 @@ KINDS = ("cpu", "cuda")
 # again, since one could come back to it while another is still leaving.
 _meeting: list[Any] = []
 _meetings = itertools.count()
+_firsts = itertools.count()  # how often others waited for what the first rank alone does
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ class Ranks:
         return bool(x.item())
 
     def first(self, function: Callable[[], Any]) -> Any:
-        r"""What a function gives on the first rank, or the error it raises there, on all."""
+        r"""What a function gives on the first rank, or the error it raises there, on all.
+
+        It may take any time: the others do not begin to receive, which has a limit, before it ends.
+        """
         if self.world == 1:
             return function()
         told: list[Any] = [None]
@@ -83,10 +89,21 @@ class Ranks:
                 told[0] = function()
             except AppaError as error:
                 told[0] = error
+        self._follow()
         dist.broadcast_object_list(told, src=0, device=self._talks)
         if isinstance(told[0], AppaError):
             raise told[0]
         return told[0]
+
+    def _follow(self) -> None:
+        r"""Waits until the first rank comes here, however long that takes."""
+        store, key = _get_default_store(), f"appa-first-{next(_firsts)}"
+        if self.main:
+            store.set(key, "")
+        pause = 1e-3
+        while not store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
 
     def agree(self, value: Any, what: str) -> None:
         r"""Raises unless all ranks have the same value."""

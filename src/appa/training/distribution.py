@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -64,10 +65,12 @@ def replicate(ranks: Ranks, module: nn.Module) -> nn.Module:
     if ranks.world == 1:
         return module
     ids = [ranks.device.index] if ranks.device.type == "cuda" else None
-    # Buffers are constants; gradients in their buckets save a copy.
-    return DistributedDataParallel(
-        module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    known = signature(DistributedDataParallel).parameters
+    # Buffers are constants, which no update need send; torch 2.13 has another name for it.
+    buffers = next(k for k in ("forward_sync_buffers", "broadcast_buffers") if k in known)
+    # Gradients in their buckets save a copy.
+    options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+    return DistributedDataParallel(module, device_ids=ids, **options)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..config import Config
 from ..costs import autoencoder_parameters, denoiser_parameters
 from ..data.sources import open_source
 from ..errors import nearest
-from ..tasks.folders import read_config
+from ..tasks.folders import AUTOENCODER, ModelError, missing, read_config
 from .logs import KINDS, LogError
 from .loop import train_autoencoder, train_denoiser
 from .options import Options, Outcome, TrainingError, shares
@@ -101,6 +101,12 @@ def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> li
         what = "states", config.state_shape
     else:
         config = read_config(out)
+        if not (out / AUTOENCODER).is_file():
+            raise ModelError(
+                f"{missing(out / AUTOENCODER)}; a denoiser learns the latents of the autoencoder "
+                f"beside it: train that first (appa train autoencoder PRESET --data STORE --out "
+                f"{out}), or copy it there, and encode with it (appa encode {out} STORE LATENTS)"
+            )
         settings, parameters = config.training.denoiser, denoiser_parameters(config)
         what = f"windows of {config.window} latents", config.latent_shape
     hours = _hours(config, data)

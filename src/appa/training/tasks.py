@@ -60,6 +60,7 @@ class Task(ABC):
     name: str
     unit: str  # what an element of a batch is called
     file: str  # of the weights in the run folder
+    made_by: str | None = None  # the digest of the autoencoder whose latents it learns, if known
     dtype: torch.dtype  # of hours that are kept on the device
 
     def __init__(self, config: Config, data: Any, network: nn.Module, objective: nn.Module):
@@ -303,6 +304,7 @@ class DenoiserTask(Task):
                 f"the latents of {what} have shape {ds['latents'].shape[1:]}, those of the "
                 f"configuration {config.latent_shape}; encode the store with this run's autoencoder"
             )
+        self.made_by = ds.attrs.get("autoencoder")
         self.mean, self.std = (
             torch.from_numpy(np.asarray(ds[f"latents_{name}"].values, np.float32))
             for name in ("mean", "std")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..progress import Progress, progress
-from ..tasks.folders import digest, fit, read_weights, write_weights
+from ..tasks.folders import digest, fit, made_by, read_weights, write_weights
 from .checkpoints import Checkpoints
 from .distribution import Ranks, load, load_optimizer, optimizer_state, whole
 from .interruptions import interruptions
@@ -182,6 +182,7 @@ class Trainer(Updates):
         state = {
             "config": self.task.config.to_yaml(),
             "seed": self.options.seed,
+            "made_by": self.task.made_by,
             "model": whole(ranks, self.network.state_dict()),
             "ema": self.ema and whole(ranks, self.ema.state_dict()),
             "optimizer": optimizer_state(ranks, self.optimizer),
@@ -197,8 +198,14 @@ class Trainer(Updates):
         r"""Writes the weights of a checkpoint to the run folder, unless they are there."""
         path = self.folder / self.task.file
         tensors = self.task.export(state["model"] | (state["ema"] or {}))
-        if anew or not path.exists() or digest(read_weights(path)) != digest(tensors):
-            write_weights(path, tensors)
+        source = self.task.made_by
+        if (
+            anew
+            or not path.exists()
+            or made_by(path) != source
+            or digest(read_weights(path)) != digest(tensors)
+        ):
+            write_weights(path, tensors, autoencoder=source)
 
     def resume(self) -> bool:
         r"""Goes on from the last checkpoint, if there is one."""
@@ -225,6 +232,9 @@ class Trainer(Updates):
         told = differences(state["config"], self.task.config, self.task.name)
         if state["seed"] != self.options.seed:
             told["seed"] = (state["seed"], self.options.seed)
+        before, now = state.get("made_by"), self.task.made_by
+        if before != now and before is not None and now is not None:
+            told["autoencoder of the latents"] = (before[:12], now[:12])
         key = f"training.{self.task.name}.steps"
         steps = told.pop(key, None)
         if steps is not None and not self.options.stretch:

@@ -1,0 +1,188 @@
+r"""Options that several commands share, each told once.
+
+A group of options is a function: its parameters are the options, what it returns is what a command
+gets in their place.
+
+    @takes(settings=drawing, output=output)
+    def reanalysis(model: ..., settings: Any, output: Any) -> None: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..tasks.model import Model
+    from ..tasks.settings import Settings
+
+__all__ = ["drawing", "load", "output", "settings_of", "takes", "told"]
+
+DRAWING, OUTPUT = "How it is drawn", "What is given out"
+
+
+def takes(**groups: Callable[..., dict[str, Any]]) -> Callable[[Callable], Callable]:
+    r"""Gives a command the options of groups, each under the name of a parameter."""
+
+    def decorate(command: Callable) -> Callable:
+        options = {
+            name: inspect.signature(group, eval_str=True).parameters
+            for name, group in groups.items()
+        }
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            for name, group in groups.items():
+                values[name] = group(**{key: values.pop(key) for key in options[name]})
+            return command(**values)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        every = [p for name, p in own.items() if name not in groups]
+        every += [p for part in options.values() for p in part.values()]
+        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in every]
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in every}
+        return run
+
+    return decorate
+
+
+def drawing(
+    setting: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings that belong together: 'paper' or 'draft'.", rich_help_panel=DRAWING
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(help="multistep, ddim or predictor-corrector.", rich_help_panel=DRAWING),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Diffusion steps.", rich_help_panel=DRAWING)
+    ] = None,
+    guidance: Annotated[
+        str | None,
+        typer.Option(help="mmps, sda, tmpd, jfps, diffpir or dps.", rich_help_panel=DRAWING),
+    ] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="gmres or cg.", rich_help_panel=DRAWING)
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most iterations of a solve.", rich_help_panel=DRAWING),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="The residual a solve may leave.", rich_help_panel=DRAWING),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="auto, composed or sequential windows.", rich_help_panel=DRAWING),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hours between composed windows.", rich_help_panel=DRAWING),
+    ] = None,
+    past: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hours given to each window.", rich_help_panel=DRAWING),
+    ] = None,
+    lag: Annotated[
+        int | None,
+        typer.Option(min=0, help="Hours the next window draws again.", rich_help_panel=DRAWING),
+    ] = None,
+    new: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most hours a window adds.", rich_help_panel=DRAWING),
+    ] = None,
+    sweeps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Sweeps over windows' interiors.", rich_help_panel=DRAWING),
+    ] = None,
+    representation: Annotated[
+        str | None,
+        typer.Option(
+            help="What the decoder cannot express, as an error: none, diagonal or temporal.",
+            rich_help_panel=DRAWING,
+        ),
+    ] = None,
+    residual: Annotated[
+        bool | None,
+        typer.Option("--residual/--no-residual", help="Draw it too.", rich_help_panel=DRAWING),
+    ] = None,
+) -> dict[str, Any]:
+    r"""How an ensemble is drawn: a named setting, and single ones that differ from it."""
+    return locals()
+
+
+def output(
+    variables: Annotated[
+        str | None,
+        typer.Option(help="Variables, with commas; by default all.", rich_help_panel=OUTPUT),
+    ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(help="Levels in hPa, with commas; by default all.", rich_help_panel=OUTPUT),
+    ] = None,
+    latents: Annotated[
+        bool,
+        typer.Option(help="Keep latents too, to go on from.", rich_help_panel=OUTPUT),
+    ] = True,
+    negatives: Annotated[
+        str,
+        typer.Option(
+            help="Negative humidity and precipitation: 'clip' at zero, or 'keep'.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "clip",
+) -> dict[str, Any]:
+    r"""What of an ensemble is given out."""
+    from ..errors import DataError
+
+    found: dict[str, Any] = {"latents": latents, "negatives": negatives}
+    if variables is not None:
+        found["variables"] = [name.strip() for name in variables.split(",") if name.strip()]
+    if levels is not None:
+        try:
+            found["levels"] = [int(level) for level in levels.split(",") if level.strip()]
+        except ValueError:
+            raise DataError(f"levels {levels!r} are not hPa; e.g. 500,850,1000") from None
+    return found
+
+
+def load(model: str, device: str | None) -> Model:
+    r"""Loads a model to a device, by default a GPU where there is one."""
+    import torch
+
+    from ..tasks.model import load
+
+    return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:
+    r"""The settings that :func:`drawing` gathered."""
+    from ..tasks.settings import Settings
+
+    single = {key: value for key, value in chosen.items() if key != "setting"}
+    return Settings.of(model.config, chosen["setting"], **single)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    r"""Tells warnings as a command does: one line, without the code they come from."""
+
+    def show(message: Any, *_: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        warnings.simplefilter("once", UserWarning)
+        yield

@@ -1,0 +1,122 @@
+r"""The parts of an observation operator: rows that are evaluated together.
+
+Variables of the state are weighted sums, :class:`Linear`. Any other observable gathers its inputs,
+calls its function once for all of its rows, and whitens the departure from the values observed,
+:class:`Derived`:
+
+.. math:: \mathcal{A}(x)_i = \frac{f(a_1(x), \dots, a_m(x))_i - v_i}{\sigma_i} ,
+
+modulo the period of an angle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .observables import Observable
+from .stencils import Gather
+
+__all__ = ["Derived", "Linear", "Part"]
+
+
+class Part(Protocol):
+    def __len__(self) -> int: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def inflate(self, factor: Tensor) -> Part: ...
+    def to(self, device: Any) -> Part: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    r"""Variables of the state: whitened values are weighted sums of standardized ones."""
+
+    gather: Gather
+
+    def __len__(self) -> int:
+        return len(self.gather.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.gather(x.flatten(1))
+
+    def inflate(self, factor: Tensor) -> Linear:
+        return Linear(replace(self.gather, weight=self.gather.weight / factor[:, None]))
+
+    def to(self, device: Any) -> Linear:
+        return Linear(self.gather.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    r"""Observables that are functions of others.
+
+    Arguments:
+        observable: The observable.
+        inputs: What gathers its inputs; of whole fields, what they are taken from.
+        keywords: The keywords its function takes.
+        columns: The number of levels of each input that has a column, 0 of the others.
+        reference: The values observed, with shape :math:`(n)`.
+        error: Their errors, with shape :math:`(n)`.
+        place: What interpolates the result, if the function takes whole fields.
+        shape: The grid's :math:`(H, W)`, or :math:`(n)`.
+    """
+
+    observable: Observable
+    inputs: tuple[Gather, ...]
+    keywords: Mapping[str, Any]
+    columns: tuple[int, ...]
+    reference: Tensor
+    error: Tensor
+    place: Gather | None
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    def inflate(self, factor: Tensor) -> Derived:
+        return replace(self, error=self.error * factor)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat, observable = x.flatten(1), self.observable
+        values = [
+            gather(flat).unflatten(1, (k, *self.shape) if k else self.shape)
+            for gather, k in zip(self.inputs, self.columns, strict=True)
+        ]
+        keywords = {
+            key: value.to(x.dtype) if isinstance(value, Tensor) else value
+            for key, value in self.keywords.items()
+        }
+        assert observable.function is not None
+        result = observable.function(*values, **keywords)
+        levels = (max(self.columns),) if self.place and observable.levels == "level" else ()
+        expected = (len(x), *levels, *self.shape)
+        if tuple(result.shape) != expected:
+            raise DataError(
+                f"the function of {observable.name!r} returned shape {tuple(result.shape)}, "
+                f"expected {expected}; its inputs have "
+                f"{', '.join(str(tuple(v.shape)) for v in values)}"
+            )
+        if self.place is not None:
+            result = self.place(result.flatten(1))
+        departure = result - self.reference.to(x.dtype)
+        if observable.period is not None:
+            departure = departure - observable.period * torch.round(departure / observable.period)
+        return departure / self.error.to(x.dtype)
+
+    def to(self, device: Any) -> Derived:
+        keywords = {
+            k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.keywords.items()
+        }
+        return replace(
+            self,
+            inputs=tuple(gather.to(device) for gather in self.inputs),
+            keywords=keywords,
+            reference=self.reference.to(device),
+            error=self.error.to(device),
+            place=None if self.place is None else self.place.to(device),
+        )

@@ -1,0 +1,301 @@
+r"""Observations at points, read from tables.
+
+A table is long, one row a value, or wide, one column a variable. Either way it becomes rows of the
+same columns, each with a variable and the unit it is in: numbers :math:`v` and errors
+:math:`\sigma` in the source's units become :math:`a v + b` and :math:`a \sigma` in the model's.
+Everything is done by column and by pair of variable and unit, of which there are few.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..errors import DataError, nearest
+from . import checks, observables
+from .collection import Observations
+from .gridded import Rules, default_error
+from .synthesis import COLUMNS
+from .units import NAMES, conversion, looks_like, recognise, spelling, wrong_units
+
+__all__ = ["ROLES", "read_table", "roles_of"]
+
+# What columns are found under; ours come first.
+ROLES: dict[str, tuple[str, ...]] = {
+    "time": ("time", "valid_time", "datetime", "date_time", "timestamp", "obs_time", "date"),
+    "latitude": ("latitude", "lat"),
+    "longitude": ("longitude", "lon", "long", "lng"),
+    "variable": ("variable", "parameter", "param", "element", "observable"),
+    "level": ("level", "pressure_level", "plev", "lev", "isobaricinhpa"),
+    "value": ("value", "observation", "obs", "obsvalue", "measurement"),
+    "error": ("error", "obs_error", "sd", "std", "sigma", "uncertainty", "standard_deviation"),
+    "station": ("station", "station_id", "stationid", "site", "id", "wmo_id", "wmo", "icao"),
+    "elevation": ("elevation", "elev", "station_elevation", "height", "altitude", "alt"),
+    "units": ("units", "unit"),
+}
+TEXT = ("time", "variable", "station", "units")
+ERRORS = ("_error", "_err", "_sd", "_std")
+HIGHEST, LOWEST = 9000.0, -500.0  # m; what is beyond is a sign for "not known", as −999.9
+
+
+def roles_of(names: Iterable[Any], rules: Rules) -> dict[str, tuple[str, str | None]]:
+    r"""What each column is, in our words, and the unit its name has in brackets."""
+    roles, taken, columns = {}, {}, rules.columns
+    unknown = [old for old in columns if old not in [str(n) for n in names]]
+    if unknown and not rules.several:
+        raise DataError(
+            f"columns name {unknown[0]!r}, which is not there{nearest(unknown[0], map(str, names))}"
+        )
+    for old in map(str, names):
+        match = re.fullmatch(r"(.*?)\s*[\[(](.+)[\])]\s*", old)
+        plain, unit = (match[1], match[2]) if match else (old, None)
+        plain = columns.get(old, plain)
+        key = re.sub(r"[\s-]+", "_", plain.strip().lower())
+        role = next((r for r, aliases in ROLES.items() if key in aliases), plain)
+        roles[old] = role, unit
+        if role in ROLES:
+            taken.setdefault(role, []).append(old)
+    for role, olds in taken.items():
+        # the first of the aliases is meant; told by the caller, it is that one
+        def rank(old: str, role: str = role) -> int:
+            key = re.sub(r"[\s-]+", "_", roles[old][0] if old in columns else old).lower()
+            return -1 if old in columns else (*ROLES[role], key).index(key)
+
+        for old in sorted(olds, key=rank)[1:]:
+            roles[old] = f"other {role}: {old}", None
+    return roles
+
+
+def read_table(
+    frame: pd.DataFrame,
+    locate: Callable[[int], str],
+    where: str,
+    rules: Rules,
+) -> Observations:
+    r"""Reads a table; see `read_observations`.
+
+    Arguments:
+        frame: The table, in either form.
+        locate: Names a row by its number.
+        where: Names the table.
+        rules: What the caller said.
+    """
+    if isinstance(frame.index, pd.DatetimeIndex) or frame.index.names != [None]:
+        frame = frame.reset_index()
+    roles = roles_of(frame.columns, rules)
+    frame = frame.set_axis([roles[str(c)][0] for c in frame.columns], axis=1)
+    frame = frame.reset_index(drop=True)
+    told = {role: unit for role, unit in roles.values() if unit}
+    lacking = [c for c in ("time", "latitude", "longitude") if c not in frame]
+    if lacking:
+        raise DataError(
+            f"{where} has no {' and no '.join(lacking)}; it has {', '.join(roles)}: say which is "
+            f"which with columns={{'…': {lacking[0]!r}}}"
+        )
+    ignored = checks.table({})
+    if "value" in frame and "variable" not in frame:
+        raise DataError(
+            f"{where} has values but no variable; add one, for example "
+            "table.assign(variable='2m_temperature'), or name the column after it: "
+            "columns={'value': '2m_temperature'}"
+        )
+    if "value" not in frame:
+        rows, ignored = _melt(frame, told, where)
+    else:
+        rows = frame.assign(row=np.arange(len(frame)))
+        if "units" not in rows:
+            rows["units"] = told.get("value", "")
+    if not len(rows):
+        return Observations(excluded=ignored)
+    raw = rows
+    rows = _standard(rows, told, rules, where)
+    reason = checks.screen(rows, levels=rules.levels, tolerance=rules.tolerance)
+    counts = {}
+    for k in np.unique(reason[reason >= 0]):
+        name, bad = checks.REASONS[k], np.flatnonzero(reason == k)
+        counts[name] = len(bad), _example(raw.iloc[bad[0]], name, locate)
+    good = rows.loc[reason < 0]
+    hour, _ = checks.match_hours(good["time"].to_numpy())
+    points = good.loc[:, list(COLUMNS)].assign(hour=hour, longitude=good["longitude"] % 360)
+    points["elevation"] = points["elevation"].where(points["elevation"].between(LOWEST, HIGHEST))
+    return Observations(points, None, checks.join([ignored, checks.table(counts)]))
+
+
+def _melt(frame: pd.DataFrame, told: dict[str, str], where: str) -> tuple[pd.DataFrame, Any]:
+    r"""One row a value, of a table with a column a variable; an empty cell is no observation."""
+    shared = [c for c in ROLES if c in frame and c not in ("variable", "value", "error", "units")]
+    base, parts, unknown = frame.loc[:, shared].assign(row=np.arange(len(frame))), [], []
+    others = [str(c) for c in frame.columns if c not in ROLES]
+    for key in others:
+        sd = next((key + end for end in ERRORS if key + end in frame), None)
+        if recognise(key) is None:
+            close = difflib.get_close_matches(key, [*NAMES, *observables.known()], cutoff=0.85)
+            if sd or close or key in told:
+                seen = int(frame[key].notna().sum())
+                unknown.append(checks.table({checks.UNKNOWN: (seen, f"{where} column {key!r}")}))
+            continue
+        part = base.assign(variable=key, value=frame[key], units=told.get(key, ""))
+        if sd is not None:
+            part["error"] = frame[sd]
+        parts.append(part.loc[frame[key].notna().to_numpy()])
+    if not parts and not unknown:
+        raise DataError(
+            f"{where} has neither a column `value` nor one named after a variable; it has "
+            f"{', '.join(map(str, frame.columns))}: name them, for example with "
+            "columns={'TEMP': '2m_temperature'}"
+        )
+    return (pd.concat(parts, ignore_index=True) if parts else base.head(0)), checks.join(unknown)
+
+
+def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str) -> pd.DataFrame:
+    r"""Rows with our names, units and types; values that are no numbers are NaN."""
+    number = {c: _numbers(rows, c) for c in ("latitude", "longitude", "level", "value", "error")}
+    number["level"] = _levels(number["level"], rules.units.get("level") or told.get("level"))
+    elevation = _numbers(rows, "elevation")
+    unit = rules.units.get("elevation") or told.get("elevation")
+    elevation = elevation * (conversion(unit, "m", "elevation")[0] if unit else 1)
+
+    text = {c: _text(rows, c) for c in ("variable", "units")}
+    code, raw = pd.factorize(text["variable"])
+    unit_code, raw_units = pd.factorize(text["units"])
+    pairs, pair = np.unique(code * len(raw_units) + unit_code, return_inverse=True)
+    names = np.empty(len(pairs), dtype=object)
+    used: list[str] = []
+    scale, offset = np.ones(len(pairs)), np.zeros(len(pairs))
+    for k, (i, j) in enumerate(zip(*np.divmod(pairs, len(raw_units)), strict=True)):
+        known = recognise(raw[i])
+        names[k], level, implied = known or ("", None, None)
+        used.append("")
+        if known is not None:
+            target = observables.find(names[k]).units
+            used[k] = rules.units.get(names[k]) or raw_units[j] or implied or target
+            scale[k], offset[k] = conversion(used[k], target, names[k])
+            if level is not None:
+                mine = (pair == k) & np.isnan(number["level"])
+                number["level"][mine] = level
+
+    variable = names[pair]
+    _check_units(variable, number, pair, names, used, where)
+    sd = _defaults(rows, number["error"], pair, names, used, scale, rules.error, where)
+    return pd.DataFrame(
+        {
+            "time": _times(rows["time"]),
+            "latitude": number["latitude"],
+            "longitude": number["longitude"],
+            "variable": variable,
+            "level": number["level"],
+            "value": scale[pair] * number["value"] + offset[pair],
+            "error": scale[pair] * sd,
+            "station": _text(rows, "station"),
+            "elevation": elevation,
+        }
+    )
+
+
+def _numbers(rows: pd.DataFrame, name: str) -> NDArray:
+    if name not in rows:
+        return np.full(len(rows), np.nan)
+    numbers: Any = pd.to_numeric(rows[name], errors="coerce")
+    return numbers.to_numpy(np.float64, copy=True)
+
+
+def _text(rows: pd.DataFrame, name: str) -> NDArray:
+    if name not in rows:
+        return np.full(len(rows), "", dtype=object)
+    return rows[name].astype("str").fillna("").str.strip().to_numpy(object)
+
+
+def _levels(level: NDArray, unit: str | None) -> NDArray:
+    r"""Levels in hPa; 0 stands for none."""
+    known = level[np.isfinite(level) & (level > 0)]
+    if not unit and len(known) and np.median(known) > 2000:  # no pressure on this planet in hPa
+        unit = "Pa"
+    return np.where(level > 0, level * (conversion(unit, "hPa", "level")[0] if unit else 1), np.nan)
+
+
+def _times(time: Any) -> NDArray:
+    r"""Times in UTC, NaT where they are no dates."""
+    if isinstance(time.dtype, pd.DatetimeTZDtype) or time.dtype.kind == "M":
+        dates = pd.to_datetime(time, utc=True)
+    else:
+        # digits: 2021032103, to the hour, minute or second
+        text = time.astype("str").str.strip().str.replace(r"\.0$", "", regex=True)
+        text = text.str.replace(r"^(\d{8})(\d{2})(\d{0,4})$", r"\1T\2\3", regex=True)
+        dates = pd.to_datetime(text, utc=True, format="ISO8601", errors="coerce")
+    return dates.dt.tz_localize(None).to_numpy("datetime64[ns]")
+
+
+def _check_units(
+    variable: NDArray, number: dict, pair: NDArray, names: NDArray, used: list[str], where: str
+) -> None:
+    r"""Raises where a column as a whole is in another unit than it is said to be in."""
+    low, high = checks.limits(variable, number["level"])
+    wrong = []
+    for k, name in enumerate(names):
+        mine = pair == k
+        x = number["value"][mine]
+        if name and (likely := looks_like(name, x, low[mine], high[mine], used[k])):
+            wrong.append(wrong_units(name, x, spelling(used[k]), likely))
+    if wrong:
+        raise DataError(f"{where}: " + "\n".join(wrong))
+
+
+def _defaults(
+    rows: pd.DataFrame,
+    sd: NDArray,
+    pair: NDArray,
+    names: NDArray,
+    used: list[str],
+    scale: NDArray,
+    error: Mapping[str, Any],
+    where: str,
+) -> NDArray:
+    r"""Errors in the units of their values, those that are missing as the caller said."""
+    known = [n for n in dict.fromkeys(names) if n]
+    lacking = [n for n in known if n not in error]
+    if "error" not in rows and lacking:
+        raise DataError(
+            f"{where} has no column `error`; give one standard deviation each of "
+            f"{', '.join(lacking)}: error={{{lacking[0]!r}: …}}, or a column"
+        )
+    for k, name in enumerate(names):
+        if name not in error:
+            continue
+        same = {round(scale[i], 12) for i, other in enumerate(names) if other == name}
+        if len(same) > 1 and not isinstance(error[name], str):
+            raise DataError(
+                f"{where}: {name!r} comes in several units, so that the unit of its error "
+                f"{error[name]!r} is not known; say it: "
+                f"error={{{name!r}: '{error[name]} {used[k]}'}}"
+            )
+        given = default_error(error, name, used[k]) or np.nan
+        sd = np.where((pair == k) & np.isnan(sd), given, sd)
+    return sd
+
+
+SHOWN = {
+    checks.NUMBER: ("variable", "value"),
+    checks.DATE: ("time",),
+    checks.COORDINATES: ("latitude", "longitude"),
+    checks.UNKNOWN: ("variable",),
+    checks.LEVEL: ("variable", "level"),
+    checks.RANGE: ("variable", "value", "units"),
+    checks.ERROR: ("variable", "error"),
+    checks.TOLERANCE: ("time",),
+    checks.DUPLICATE: ("variable", "station", "time"),
+}
+
+
+def _example(row: Any, reason: str, locate: Callable[[int], str]) -> str:
+    shown = [f"{c}={row[c]}" for c in SHOWN[reason] if c in row.index and str(row[c]) != ""]
+    hint = ""
+    if reason == checks.UNKNOWN:
+        hint = nearest(str(row["variable"]), [*observables.known(), *NAMES])
+        hint = hint if hint.startswith("; did") else ""
+    return f"{locate(int(row['row']))}: {', '.join(shown)}{hint}"

@@ -1,0 +1,188 @@
+r"""Reads observations from tables and datasets as they come.
+
+A table has one row a value (`time, latitude, longitude, variable, level, value, error`, and
+`station, elevation, units` where known), or one column a variable with its `<variable>_error`
+beside. Names are matched to ours without regard to case; times are UTC unless they say otherwise.
+Values are converted to the model's units, matched to its hours, and screened: each row that cannot
+be used is counted under the first reason that applies, see :mod:`appa.observations.checks`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ..data.stores import NETCDF, _missing
+from ..data.variables import LEVELS
+from ..errors import DataError, StoreError, nearest
+from . import checks, observables
+from .collection import Observations
+from .gridded import Rules, has_grid, read_gridded
+from .points import TEXT, read_table, roles_of
+from .units import NAMES, recognise
+
+__all__ = ["read_observations"]
+
+TABLES = (".csv", ".csv.gz", ".tsv", ".txt", ".parquet", ".pq")
+
+
+def read_observations(
+    source: Any,
+    *,
+    strict: bool = False,
+    units: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    error: Mapping[str, float | str] | None = None,
+    tolerance: str | np.timedelta64 | pd.Timedelta = "30min",
+    levels: Sequence[float] = LEVELS,
+) -> Observations:
+    r"""Reads observations, and counts those that cannot be used.
+
+    Arguments:
+        source: A path (`.csv`, `.csv.gz`, `.parquet`, `.nc`, `.zarr`; a pattern such as
+            `"obs/*.csv"`), a `DataFrame`, a `Dataset`, observations, or a list of these.
+        strict: Whether to refuse a source with anything unusable, rather than exclude it.
+        units: The units of variables, and of `level` and `elevation`, by name. They count for more
+            than what the source says.
+        columns: What columns or variables are by another name: `{"TEMP": "2m_temperature"}`.
+        error: The error of variables that come without: one standard deviation, a number in the
+            unit of the values or with a unit, `"1 hPa"`.
+        tolerance: How far from a whole hour a time may be.
+        levels: The model's levels in hPa, between which observations may lie.
+
+    Example:
+        >>> observations = read_observations("stations.csv", units={"t2m": "°C"})
+        >>> observations.excluded
+                 reason  count                       example
+        0  not a number      1  line 5: t2m, value=nan
+    """
+    span: Any = pd.Timedelta(tolerance)
+    if not span >= pd.Timedelta(0):
+        raise DataError(f"found a tolerance of {tolerance!r}; give one of 0 or more: '10min'")
+    if isinstance(error, (int, float, str)):
+        raise DataError(
+            f"found error={error!r}; give one a variable: error={{'2m_temperature': {error!r}}}"
+        )
+    names = _named(units or {}, ("level", "elevation"), "units")
+    errors, several = _named(error or {}, (), "error"), isinstance(source, (list, tuple))
+    rules = Rules(names, errors, span.to_timedelta64(), levels, dict(columns or {}), several)
+    out = Observations()
+    for part in _parts(source, rules):
+        out = out + part
+    found = checks.describe(out.excluded)
+    bad = sum(out.excluded["count"].tolist())
+    if not len(out):
+        raise DataError(f"no observation is left of {bad:,} found:\n{found}")
+    if strict and bad:
+        raise DataError(
+            f"{bad:,} of {len(out) + bad:,} observations cannot be used:\n{found}\ncorrect them, "
+            "or leave them out without strict"
+        )
+    return out
+
+
+def _named(given: Mapping[str, Any], others: tuple[str, ...], what: str) -> dict[str, Any]:
+    r"""A mapping by observable, whatever spelling its keys have."""
+    out = {}
+    for key, value in given.items():
+        known = recognise(key)
+        if key not in others and known is None:
+            hint = nearest(str(key), [*observables.known(), *NAMES, *others])
+            raise DataError(f"{what} are given for {key!r}, which is unknown{hint}")
+        out[key if known is None else known[0]] = value
+    return out
+
+
+def _parts(source: Any, rules: Rules) -> Iterable[Observations]:
+    if isinstance(source, Observations):
+        yield source
+    elif isinstance(source, pd.DataFrame):
+        yield read_table(source, lambda k: f"row {k}", "the table", rules)
+    elif isinstance(source, (xr.Dataset, xr.DataArray)):
+        ds = source if isinstance(source, xr.Dataset) else source.to_dataset(name=source.name)
+        yield _read_dataset(ds, "the dataset", rules)
+    elif isinstance(source, (str, Path)):
+        paths = [Path(source)]
+        if glob.has_magic(str(source)) and not paths[0].exists():
+            paths = [Path(p) for p in sorted(glob.glob(str(source)))]
+            if not paths:
+                raise StoreError(f"no file matches {source}")
+        for path in paths:
+            yield _read_path(path, rules)
+    elif isinstance(source, (list, tuple)):
+        for part in source:
+            yield from _parts(part, rules)
+    else:
+        raise DataError(
+            f"found {type(source).__name__} for observations; give a path, a pandas table, an "
+            "xarray dataset, or a list of these"
+        )
+
+
+def _read_path(path: Path, rules: Rules) -> Observations:
+    if not path.exists():
+        raise StoreError(_missing(path))
+    name, file = path.name.lower(), path.name
+    if name.endswith((".parquet", ".pq")):
+        return read_table(_load(pd.read_parquet, path), lambda k: f"{file} row {k}", file, rules)
+    if name.endswith(TABLES):
+        frame = _load(_read_csv, path, rules)
+        return read_table(frame, lambda k: f"{file} line {k + 2}", file, rules)
+    if name.endswith(NETCDF) or path.is_dir():
+        kind = "zarr" if path.is_dir() else None
+        ds = _load(xr.open_dataset, path, engine=kind, chunks={}, decode_timedelta=False)
+        return _read_dataset(ds, file, rules)
+    raise DataError(
+        f"{path} is of no known kind; observations come as {', '.join((*TABLES, *NETCDF))} or .zarr"
+    )
+
+
+def _load(read: Callable[..., Any], path: Path, *args: Any, **options: Any) -> Any:
+    try:
+        return read(path, *args, **options)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:  # each format has exceptions of its own
+        text = str(error).splitlines()[0] if str(error) else "no reason"
+        raise StoreError(
+            f"{path} cannot be read ({type(error).__name__}: {text}): it is cut short or damaged, "
+            "or is something else; copy or write it again"
+        ) from error
+
+
+def _read_dataset(ds: xr.Dataset, name: str, rules: Rules) -> Observations:
+    ds = ds.rename({old: new for old, new in rules.columns.items() if old in ds.variables})
+    if has_grid(ds):
+        return read_gridded(ds, name, rules)
+    # points, each with its place and time as variables
+    told = {str(k): str(v.attrs["units"]) for k, v in ds.variables.items() if "units" in v.attrs}
+    told = {known[0]: unit for k, unit in told.items() if (known := recognise(k))}
+    rules = rules._replace(units={**told, **rules.units})
+    return read_table(ds.to_dataframe().reset_index(), lambda k: f"row {k}", name, rules)
+
+
+def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
+    r"""Text stays text, so that stations keep their zeros; the rest is numbers where it can be."""
+    options: dict[str, Any] = {"encoding": "utf-8-sig", "encoding_errors": "replace"}
+    with fsspec.open(str(path), "rt", compression="infer", encoding="utf-8", errors="replace") as f:
+        head = f.readline()  # type: ignore[union-attr]
+    options["sep"] = max(",;\t", key=head.count)
+    names = [str(c) for c in pd.read_csv(path, nrows=0, **options).columns]
+    roles = roles_of(names, rules)
+    text = [old for old, (role, _) in roles.items() if role in TEXT]
+    missing = ["", "nan", "NaN", "NA", "null", "NULL", "None"]
+    return pd.read_csv(
+        path,
+        dtype=dict.fromkeys(text, "str"),
+        keep_default_na=False,
+        na_values={name: missing for name in names if name not in text},
+        low_memory=False,
+        **options,
+    )

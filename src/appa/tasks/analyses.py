@@ -1,0 +1,199 @@
+r"""Ensembles read again: where forecasts start, and latents that are decoded later.
+
+A forecast starts from the last hours of an ensemble. Its latents are taken where it carries them
+and they are of the same model, or else its states are encoded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.clock import as_datetime64
+from ..data.stores import open_store
+from ..errors import DataError, StoreError
+from ..progress import progress
+from .folders import ModelError, check_grid
+from .model import Model
+from .output import EnsembleWriter, model_digest, quiet
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["decode_store", "last_hour", "open_analysis", "past_latents", "until"]
+
+
+def open_analysis(path: str | Path) -> xr.Dataset:
+    r"""Opens an ensemble that Appa wrote, latents included, or any store of states; lazily."""
+    import xarray as xr
+
+    local = Path(str(path))
+    if local.name.endswith(".partial") and (local / ".appa").is_dir():
+        raise StoreError(
+            f"{local} is unfinished; rerun the command that was writing it to complete it"
+        )
+    try:
+        if (local / "zarr.json").exists():
+            ds = xr.open_dataset(local, engine="zarr")
+        elif local.suffix == ".nc" and local.is_file():
+            ds = xr.open_dataset(local)
+        else:
+            return open_store(path)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{local} cannot be opened ({error}); write or copy it again") from error
+    return ds if "model_digest" in ds.attrs else open_store(path)
+
+
+@torch.no_grad()
+def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[Tensor, np.ndarray]:
+    r"""The latents a forecast starts from.
+
+    Arguments:
+        model: The model.
+        source: An ensemble, or a dataset of states, or the path of either.
+        past: The number of its last hours to take; or as many as there are and follow one another.
+        batch: The number of states encoded at once.
+
+    Returns:
+        Standardized latents, with shape :math:`(M, K, c, h, w)`, and their hours, with shape
+        :math:`(K)`.
+    """
+    ds = open_analysis(source) if isinstance(source, str | Path) else source
+    ds = _with(_with(ds, "time"), "member")
+    times = as_datetime64(ds["time"].values)
+    gaps = np.flatnonzero(np.diff(times) != np.timedelta64(1, "h"))
+    first = max(len(times) - past, int(gaps[-1]) + 1 if len(gaps) else 0)
+    ds, times = ds.isel(time=slice(first, None)), times[first:]
+
+    if "latents" in ds and ds.attrs.get("model_digest") == model_digest(model):
+        dims = ("member", "time", "latent_channel", "latent_y", "latent_x")
+        return torch.from_numpy(ds["latents"].transpose(*dims).values.astype(np.float32)), times
+    if model.standardizer is None:
+        raise ModelError(
+            f"{model.origin} cannot encode states: it has no statistics of them, and the source "
+            "has no latents of this model"
+        )
+    if not any(name in ds for name in model.standardizer.names):
+        raise DataError(
+            f"the source has neither states nor latents of {model.origin} to go on from; it has "
+            f"{', '.join(map(str, ds.data_vars))}"
+        )
+    ds = ds.drop_vars("latents", errors="ignore")
+    check_grid(ds.isel(member=0, drop=True), model.config)
+    parts = []
+    for member in range(ds.sizes["member"]):  # few states at a time in memory
+        for hour in range(0, len(times), batch):
+            part = ds.isel(member=member, time=slice(hour, hour + batch), drop=True)
+            x = model.standardizer.to_tensor(part)
+            parts.append(model.encode(x.to(model.device)).cpu())
+    return torch.cat(parts).unflatten(0, (ds.sizes["member"], len(times))), times
+
+
+def until(source: xr.Dataset, at: Any = None) -> xr.Dataset:
+    r"""A dataset up to an hour, by default all of it."""
+    if at is None or "time" not in source.dims:
+        return source
+    times, last = source["time"].values, as_datetime64(at)
+    found = np.flatnonzero(as_datetime64(times) == last)
+    if not len(found):
+        first, end = (t.astype("datetime64[h]") for t in times[[0, -1]])
+        raise DataError(f"there is no hour {at} to go on from: the source has {first} to {end}")
+    return source.isel(time=slice(0, int(found[0]) + 1))
+
+
+def last_hour(ensemble: str | Path, out: str | Path) -> Path:
+    r"""Writes the last hour of a reanalysis as what it is, a filter's."""
+    import xarray as xr
+    from dask.config import set as set_options
+
+    out = Path(os.path.abspath(out))
+    if out.exists():
+        raise StoreError(f"{out} exists already; remove it or choose another name")
+    partial = out.with_name(f".{out.name}.partial")
+    engine = "netcdf4" if Path(ensemble).suffix == ".nc" else "zarr"
+    try:
+        with xr.open_dataset(ensemble, chunks={}, engine=engine) as ds:
+            ds = ds.isel(time=[-1]).assign_attrs(task="filter", title="filter of the atmosphere")
+            for var in ds.variables.values():
+                if share := var.attrs.pop("negative_share", None):  # it is that of all hours
+                    var.attrs["comment"] = var.attrs["comment"].replace(
+                        f", {100 * share:.3g} % of all,", ""
+                    )
+                kept = ("units", "calendar", "_FillValue", "dtype")
+                var.encoding = {k: v for k, v in var.encoding.items() if k in kept}
+            with set_options(scheduler="synchronous"), quiet():
+                if out.suffix == ".nc":
+                    ds.to_netcdf(partial)
+                else:
+                    ds.to_zarr(partial, zarr_format=3, consolidated=True)
+        os.replace(partial, out)
+    except OSError as error:
+        raise StoreError(f"cannot write {out} ({error}); choose another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
+    return out
+
+
+def _with(ds: xr.Dataset, dim: str) -> xr.Dataset:
+    return ds if dim in ds.dims else ds.expand_dims(dim)
+
+
+def decode_store(
+    model: Model,
+    path: str | Path,
+    out: str | Path,
+    variables: Sequence[str] | None = None,
+    levels: Sequence[int] | None = None,
+    *,
+    negatives: str = "clip",
+    latents: bool = False,
+) -> Path:
+    r"""Decodes the latents of an ensemble to variables and levels it was not given out with.
+
+    Arguments:
+        model: The model that drew it.
+        path: The ensemble, with `latents`.
+        out: Where the decoded ensemble goes.
+        variables, levels: What is decoded, by default all.
+        negatives, latents: See :class:`~.ensembles.Ensemble`.
+    """
+    ds = open_analysis(path)
+    if "latents" not in ds:
+        raise DataError(f"{path} has no latents to decode; draw it again with --latents")
+    if ds.attrs.get("model_digest") != model_digest(model):
+        raise ModelError(
+            f"{path} was drawn by another model than {model.origin}, {ds.attrs.get('model')}; its "
+            "latents mean nothing to this one: name that model"
+        )
+    comment = "decoded from latents; no residual is added"
+    members, hours = ds.sizes["member"], ds.sizes["time"]
+    writer = EnsembleWriter(
+        out,
+        model,
+        ds["time"].values,
+        members,
+        variables=variables,
+        levels=levels,
+        latents=latents,
+        negatives=negatives,
+        attrs={**ds.attrs, "comment": comment},
+    )
+    with writer, progress(members * hours, "decoding", unit="states") as p:
+        for member in range(members):
+            for hour in range(0, hours, writer.batch):
+                here = slice(hour, min(hour + writer.batch, hours))
+                if writer.written([member], here):
+                    p.skip(here.stop - here.start)
+                    continue
+                z = ds["latents"].isel(member=[member], time=here).to_numpy()
+                writer.write([member], here, torch.from_numpy(z))
+                p.advance(here.stop - here.start)
+        return writer.finish()

@@ -1,0 +1,331 @@
+r"""Ensembles on their way out: latents become a dataset, a few states at a time.
+
+What is drawn is :math:`\tilde{z}`, and what a user gets a dataset with dimensions `(member, time,
+level, latitude, longitude)`. Between them latents are decoded, a residual :math:`r` is added where
+one was drawn, and the fields asked for are restored and put in their place: in arrays here, in a
+store in :mod:`appa.tasks.output`. No more than a batch of states is ever held.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..data.clock import as_datetime64
+from ..data.layout import COORDINATES
+from ..data.netcdf import CONVENTIONS
+from ..errors import DataError
+from .fields import NONNEGATIVE, decode_batch, fields
+from .folders import digest
+from .model import Model
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Ensemble", "model_digest", "provenance", "to_dataset"]
+
+MEMBER = {"long_name": "ensemble member", "standard_name": "realization", "units": "1"}
+LATENTS = {"long_name": "standardized latent state", "units": "1"}
+
+
+# ---------------------------------------------------------------- where an ensemble comes from
+
+
+def model_digest(model: Model) -> str:
+    r"""A hash of a model's weights and of the statistics of its latents."""
+    tensors = {f"autoencoder.{k}": t for k, t in model.autoencoder.state_dict().items()}
+    if model._denoiser is not None:
+        tensors |= {f"denoiser.{k}": t for k, t in model.denoiser.state_dict().items()}
+        tensors |= {"latents.mean": model.latent_mean, "latents.std": model.latent_std}
+    return digest(tensors)
+
+
+def provenance(
+    model: Model,
+    task: str,
+    *,
+    seed: int | None = None,
+    settings: Any = None,
+    observations: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
+    r"""The attributes that say how an ensemble was made.
+
+    Arguments:
+        model: The model.
+        task: What was drawn, e.g. `"reanalysis"`.
+        seed: The seed.
+        settings: The settings of the draw.
+        observations: The observations, of which the digest is kept, or a digest.
+        more: Further attributes.
+    """
+    attrs: dict[str, Any] = {
+        "Conventions": CONVENTIONS,
+        "title": f"{task} of the global atmosphere",
+        "source": f"appa {__version__}, torch {torch.__version__}",
+        "task": task,
+        "model": model.origin,
+        "model_digest": model_digest(model),
+        "configuration": model.config.to_yaml(),
+    }
+    if observations is not None:
+        text = observations if isinstance(observations, str) else observations.digest()
+        attrs["observations_digest"] = text
+    if seed is not None:
+        attrs["seed"] = int(seed)
+    if settings is not None:
+        plain = settings.model_dump() if hasattr(settings, "model_dump") else dict(settings)
+        attrs["settings"] = json.dumps(plain)
+    return attrs | more
+
+
+# ---------------------------------------------------------------- ensembles
+
+
+class Ensemble(ABC):
+    r"""An ensemble that is filled part by part; where its values go, subclasses know.
+
+    Arguments:
+        model: The model, whose decoder is used.
+        times: The hours, `datetime64` with shape :math:`(T)`.
+        members: The number of members :math:`M`.
+        variables: The variables to give out: by default all, `()` for none.
+        levels: The pressure levels to give out, in hPa, by default all.
+        latents: Whether latents are given out too.
+        attrs: The attributes, see :func:`provenance`.
+        negatives: `"clip"` sets negative humidity and precipitation to zero, `"keep"` does not.
+        batch: The number of states decoded at once, by default as many as memory allows.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        times: Any,
+        members: int,
+        *,
+        variables: Sequence[str] | None = None,
+        levels: Sequence[int] | None = None,
+        latents: bool = False,
+        attrs: Mapping[str, Any],
+        negatives: str = "clip",
+        batch: int | None = None,
+    ):
+        if negatives not in ("clip", "keep"):
+            raise DataError(f"found negatives {negatives!r}, expected 'clip' or 'keep'")
+        self.model, self.latents, self.negatives = model, latents, negatives
+        self.times = np.atleast_1d(as_datetime64(times)).astype("datetime64[ns]")
+        self.members, self.hours = int(members), len(self.times)
+        self.fields, self.levels = fields(model, variables, levels)
+        if not self.fields and not latents:
+            raise DataError("there is nothing to give out: choose variables, levels, or latents")
+        self.attrs = dict(attrs)
+        self.batch = batch or decode_batch(model)
+
+    def shapes(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]]:
+        r"""Dimensions, shape and attributes of each variable."""
+        h, w = self.model.grid.shape
+        lead = (self.members, self.hours)
+        found = {}
+        for field in self.fields:
+            shape = (*lead, *([len(field.channels)] if len(field.dims) == 3 else []), h, w)
+            found[field.name] = (("member", "time", *field.dims), shape, field.attrs)
+        if self.latents:
+            dims = ("member", "time", "latent_channel", "latent_y", "latent_x")
+            found["latents"] = (dims, (*lead, *self.model.config.latent_shape), LATENTS)
+        return found
+
+    def coords(self) -> dict[str, Any]:
+        grid = self.model.grid
+        found: dict[str, Any] = {
+            "member": ("member", np.arange(self.members), MEMBER),
+            "time": ("time", self.times, COORDINATES["time"]),
+        }
+        if self.levels:
+            found["level"] = ("level", np.array(self.levels, np.int64), COORDINATES["level"])
+        if self.fields:
+            for name in ("latitude", "longitude"):
+                values = np.asarray(getattr(grid, name), np.float64)
+                found[name] = (name, values, COORDINATES[name])
+        if any("channel" in field.dims for field in self.fields):
+            found["channel"] = ("channel", np.arange(len(self.fields[0].channels)))
+        return found
+
+    # ---------------------------------------------------------------- filling
+
+    @torch.no_grad()
+    def write(
+        self,
+        members: slice | Sequence[int],
+        hours: slice,
+        z: Tensor,
+        residual: Tensor | None = None,
+    ) -> None:
+        r"""Decodes a part of the ensemble and puts it in its place.
+
+        Arguments:
+            members: The members, by their numbers, :math:`m` of them.
+            hours: The hours, by their places in `times`, :math:`t` of them.
+            z: Standardized latents, with shape :math:`(m, t, c, h, w)`.
+            residual: What is added to decoded states, standardized, with shape :math:`(m, t, C,
+                H, W)`.
+        """
+        chosen, (first, last) = self._part(members, hours)
+        self._fits(z, "latents", (len(chosen), last - first, *self.model.config.latent_shape))
+        if residual is not None:
+            shape = (len(chosen), last - first, *self.model.config.state_shape)
+            self._fits(residual, "residuals", shape)
+        self._finite(z, "latents", chosen, first)
+        flat = z.flatten(0, 1)
+        count = last - first
+        for i in range(0, len(flat), self.batch):
+            x = None
+            if self.fields:
+                x = self.model.decode(flat[i : i + self.batch].to(self.model.device))
+                if residual is not None:
+                    x = x + residual.flatten(0, 1)[i : i + self.batch].to(x)
+            j = i
+            while j < min(i + self.batch, len(flat)):  # hours of one member after another
+                k, h = divmod(j, count)
+                stop = min((k + 1) * count, i + self.batch)
+                part = None if x is None else x[j - i : stop - i][None]
+                here = slice(first + h, first + h + stop - j)
+                self.put([chosen[k]], here, part, flat[j:stop][None])
+                j = stop
+
+    @torch.no_grad()
+    def put(
+        self,
+        members: slice | Sequence[int],
+        hours: slice,
+        x: Tensor | None,
+        z: Tensor | None = None,
+    ) -> None:
+        r"""Puts states that are decoded already in their place.
+
+        Arguments:
+            members: The members, :math:`m` of them.
+            hours: The hours, :math:`t` of them.
+            x: Standardized states, with shape :math:`(m, t, C, H, W)`.
+            z: Their standardized latents, where these are given out too.
+        """
+        chosen, (first, last) = self._part(members, hours)
+        if x is not None:
+            self._fits(x, "states", (len(chosen), last - first, *self.model.config.state_shape))
+            self._finite(x, "states", chosen, first)
+        for i, member in enumerate(chosen):
+            negative = {}
+            for field in self.fields:
+                assert x is not None
+                values, count = field.restore(x[i], self.negatives == "clip")
+                self._place(field.name, member, slice(first, last), values)
+                if field.name in NONNEGATIVE:
+                    negative[field.name] = count.tolist()
+            if self.latents:
+                assert z is not None
+                values = z[i].detach().to("cpu", torch.float32).numpy()
+                self._place("latents", member, slice(first, last), values)
+            self._note(member, first, last, negative)
+
+    @abstractmethod
+    def _place(self, name: str, member: int, hours: slice, values: np.ndarray) -> None:
+        r"""Puts hours of one variable of one member in their place."""
+
+    @abstractmethod
+    def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
+        r"""Notes that hours of a member are in their place, and how many values were negative."""
+
+    def _part(self, members: slice | Sequence[int], hours: slice) -> tuple[list[int], Any]:
+        if isinstance(members, slice):
+            members = range(*members.indices(self.members))
+        first, last, _ = hours.indices(self.hours)
+        return [int(member) for member in members], (first, last)
+
+    def _fits(self, x: Tensor, what: str, shape: tuple[int, ...]) -> None:
+        if tuple(x.shape) != shape:
+            raise DataError(f"{what} have shape {tuple(x.shape)}, expected {shape}")
+
+    def _finite(self, x: Tensor, what: str, chosen: list[int], first: int) -> None:
+        if bool(torch.isfinite(x.sum(dtype=torch.float64))):
+            return
+        bad = ~torch.isfinite(x).flatten(2).all(dim=2)
+        if bad.any():
+            i, h = (int(k) for k in bad.nonzero()[0])
+            raise DataError(
+                f"{what} of member {chosen[i]} at {self.times[first + h].astype('datetime64[h]')} "
+                f"are not finite ({int(bad.sum())} of {bad.numel()} such): the draw diverged; take "
+                "more steps or solver iterations, or look for observations with too small errors"
+            )
+
+    def _told(self, name: str, negative: Mapping[str, int]) -> dict[str, Any]:
+        r"""What a variable's attributes say of its negative values."""
+        if name not in NONNEGATIVE:
+            return {}
+        share = negative.get(name, 0) / math.prod(self.shapes()[name][1])
+        done = "are set to 0" if self.negatives == "clip" else "are kept as the decoder gives them"
+        comment = f"negative values, {100 * share:.3g} % of all, {done}"
+        return {"comment": comment, "negative_share": share}
+
+
+class EnsembleArrays(Ensemble):
+    r"""Keeps an ensemble in memory; see :class:`Ensemble` for its arguments."""
+
+    def __init__(self, model: Model, times: Any, members: int, **kwargs: Any):
+        super().__init__(model, times, members, **kwargs)
+        self.arrays = {
+            name: np.full(shape, np.nan, np.float32)
+            for name, (_, shape, _) in self.shapes().items()
+        }
+        self._negative: dict[str, dict[tuple[int, int], int]] = {}
+
+    def _place(self, name: str, member: int, hours: slice, values: np.ndarray) -> None:
+        self.arrays[name][member, hours] = values
+
+    def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
+        for name, counts in negative.items():
+            for hour, count in zip(range(first, last), counts, strict=True):
+                self._negative.setdefault(name, {})[member, hour] = count
+
+    def finish(self) -> xr.Dataset:
+        r"""The dataset."""
+        import xarray as xr
+
+        total = {name: sum(counts.values()) for name, counts in self._negative.items()}
+        data = {
+            name: (dims, self.arrays[name], attrs | self._told(name, total))
+            for name, (dims, _, attrs) in self.shapes().items()
+        }
+        return xr.Dataset(data, self.coords(), self.attrs)
+
+
+def to_dataset(
+    model: Model,
+    z: Tensor,
+    times: Any,
+    *,
+    residual: Tensor | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> xr.Dataset:
+    r"""Decodes an ensemble into a dataset in memory, the same that would be written.
+
+    Arguments:
+        model: The model.
+        z: Standardized latents, with shape :math:`(M, T, c, h, w)`.
+        times: The :math:`T` hours.
+        residual: What is added to decoded states, standardized, with shape :math:`(M, T, C, H,
+            W)`.
+        attrs: The attributes, by default that it is decoded.
+        options: `variables`, `levels`, `latents`, `negatives` and `batch`, see :class:`Ensemble`.
+    """
+    attrs = provenance(model, "decoding") if attrs is None else attrs
+    ensemble = EnsembleArrays(model, times, len(z), attrs=attrs, **options)
+    ensemble.write(slice(None), slice(None), z, residual)
+    return ensemble.finish()

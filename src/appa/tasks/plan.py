@@ -1,0 +1,336 @@
+r"""What a run will cost, before it runs.
+
+A run evaluates guided windows, and each evaluation is made of passes through two networks. With
+:math:`k` iterations of the solver, an evaluation of a window with :math:`h` observed hours takes
+
+=========== ================= ===================== ================== =======================
+guidance    denoiser forward  denoiser backward     decoder forward    decoder backward
+=========== ================= ===================== ================== =======================
+none        1
+`mmps`      1                 :math:`k + 1`         :math:`h`          :math:`(2 k + 2) \, h`
+`tmpd`      1                 2                     :math:`h`          :math:`4 h`
+`sda, dps`  1                 1                     :math:`h`          :math:`h`
+others      1                                       :math:`h`          :math:`(2 k + 2) \, h`
+=========== ================= ===================== ================== =======================
+
+where the backward passes of the decoder are products with :math:`A^\top`, with :math:`A`, and the
+one that prepares the latter (see :mod:`appa.diffusion.guidance.linear`). Hours that are given in
+place of observations are guided too, but are not decoded. In the end every state is decoded once.
+
+Operations follow from sizes (:mod:`appa.costs`). Time and memory are measured: one pass of each
+kind is run on the device, and scaled by their numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..costs import decoder_flops, denoiser_flops
+from ..data.clock import as_datetime64
+from ..data.grids import Grid
+from ..diffusion.sequential import schedule
+from ..diffusion.trajectory import padded_length
+from ..errors import DataError
+from .assimilation import affordable
+from .fields import decode_batch, decode_bytes, fields
+from .measuring import measure
+from .model import Model
+from .settings import Settings
+
+__all__ = ["Passes", "Plan", "coverage", "passes", "plan", "seen_hours"]
+
+TASKS = ("reanalysis", "filter", "forecast")
+
+
+@dataclass(frozen=True)
+class Passes:
+    r"""Passes through the networks, of one evaluation of one window or of a whole run."""
+
+    denoiser_forward: int = 0
+    denoiser_backward: int = 0
+    decoder_forward: int = 0
+    decoder_backward: int = 0
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(*(a + b for a, b in zip(self.numbers, other.numbers, strict=True)))
+
+    def __mul__(self, n: int) -> Passes:
+        return Passes(*(n * a for a in self.numbers))
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        return (
+            self.denoiser_forward,
+            self.denoiser_backward,
+            self.decoder_forward,
+            self.decoder_backward,
+        )
+
+
+def passes(guidance: str, iterations: int, guided: bool, observed: int) -> Passes:
+    r"""The passes of one evaluation of one window of one member.
+
+    Arguments:
+        guidance: The name of the guidance.
+        iterations: The iterations of its solver.
+        guided: Whether anything is known of the window: observations, or hours that are given.
+        observed: The number of its hours with observations.
+    """
+    if not guided:
+        return Passes(1)
+    solve = 2 * iterations + 2
+    back, products = {
+        "mmps": (iterations + 1, solve),
+        "tmpd": (2, 4),
+        "sda": (1, 1),
+        "dps": (1, 1),
+    }.get(guidance, (0, solve))
+    return Passes(1, back, observed, products * observed)
+
+
+@dataclass(frozen=True)
+class Plan:
+    r"""What a run will cost; `str(plan)` is a table."""
+
+    task: str
+    hours: int
+    members: int
+    mode: str
+    windows: int
+    evaluations: int
+    solves: int
+    iterations: int
+    passes: Passes
+    flops: int
+    disk: int
+    device: str
+    seconds: float | None = None
+    memory: int | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        p, rows = self.passes, []
+        per = f"{self.evaluations} evaluations each" if self.evaluations > 1 else "1 evaluation"
+        rows.append(("task", f"{self.task}, {self.hours} h, {_several(self.members, 'member')}"))
+        rows.append(("windows", f"{self.windows} a member, {self.mode}, {per}"))
+        calls = f"{p.denoiser_forward:,} forward, {p.denoiser_backward:,} backward"
+        rows.append(("denoiser calls", calls))
+        rows.append(("decodes", f"{p.decoder_forward:,} forward, {p.decoder_backward:,} backward"))
+        if self.solves:
+            told = f"{self.solves:,} solves of {self.iterations} iterations at most"
+            rows.append(("solver", told))
+        rows.append(("operations", f"{self.flops / 1e12:,.3g} TFLOP"))
+        if self.memory is not None:
+            rows.append(("memory", f"{_bytes(self.memory)}, estimated"))
+        if self.seconds is not None:
+            rows.append(("time", f"{_duration(self.seconds)} on {self.device}, {self.note}"))
+        rows.append(("output", f"{_bytes(self.disk)} before compression"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def seen_hours(observations: Any, start: Any, hours: int) -> np.ndarray:
+    r"""Which hours have observations, as booleans with shape :math:`(L)`.
+
+    Arguments:
+        observations: Observations, whose `hours` are looked at; a share of the hours from 0 to 1,
+            spread evenly; or :py:`None` for none.
+        start: The first hour, needed with observations.
+        hours: The number of hours :math:`L`.
+    """
+    if observations is None:
+        return np.zeros(hours, bool)
+    if isinstance(observations, int | float):
+        if not 0 <= observations <= 1:
+            raise DataError(f"found {observations} for the share of observed hours; give 0 to 1")
+        places = np.arange(hours)
+        return np.floor((places + 1) * observations) > np.floor(places * observations)
+    if start is None:
+        raise DataError("say when the period starts: --start, e.g. --start 2021-03-21T00")
+    first = as_datetime64(start).astype("datetime64[h]")
+    seen = np.unique(np.asarray(observations.hours).astype("datetime64[h]"))
+    return np.isin(first + np.arange(hours), seen)
+
+
+def coverage(observations: Any, grid: Grid) -> tuple[float, float]:
+    r"""How much of a grid is observed, in percent of its area: in an hour with observations, on
+    average, and in any of them. A place counts for the cell it is in."""
+    from ..observations.collection import values_of
+    from ..observations.stations import boxes
+
+    share = (grid.area / grid.area.sum()).ravel()
+    ever, by_hour = np.zeros(share.size, bool), []
+    points, fields = observations.points, observations.gridded
+    hours = points["hour"].to_numpy("datetime64[ns]")
+    where = boxes(grid, points["latitude"], points["longitude"]) if len(points) else hours
+    for hour in observations.hours:
+        seen = np.zeros(share.size, bool)
+        seen[where[hours == hour].astype(int)] = True
+        if fields is not None and hour in fields["time"].values:
+            now = [v.sel(time=hour).notnull() for v in values_of(fields)]
+            now = [v.any("level") if "level" in v.dims else v for v in now]
+            row, column = np.nonzero(np.any([v.values for v in now], axis=0))
+            places = fields["latitude"].values[row], fields["longitude"].values[column]
+            seen[boxes(grid, *places)] = True
+        ever |= seen
+        by_hour.append(share[seen].sum())
+    return 100 * float(np.mean(by_hour or [0])), 100 * float(share[ever].sum())
+
+
+def plan(
+    model: Model,
+    task: str,
+    hours: int,
+    members: int,
+    observations: Any,
+    settings: Settings,
+    device: str | torch.device | None = None,
+    *,
+    start: Any = None,
+    variables: Sequence[str] | None = None,
+    levels: Sequence[int] | None = None,
+    latents: bool = False,
+    batch: int | None = None,
+    measured: bool = True,
+) -> Plan:
+    r"""What a run will cost.
+
+    Arguments:
+        model: The model.
+        task: `"reanalysis"`, `"filter"` or `"forecast"`.
+        hours: The hours of the period; of a forecast, those after its past.
+        members: The number of members.
+        observations: The observations, or what share of the hours has any, see
+            :func:`seen_hours`. A forecast takes none.
+        settings: The settings, see :class:`~.settings.Settings`.
+        device: Where it is to run, by default where the model is.
+        start: The first hour, needed with observations.
+        variables, levels, latents: What is given out.
+        batch: The number of members drawn at once, by default as many as memory allows.
+        measured: Whether passes are run, to tell time and memory.
+
+    Example:
+        >>> print(plan(model, "reanalysis", 24, 8, 1.0, settings))
+    """
+    if task not in TASKS:
+        raise DataError(f"found the task {task!r}, expected {', '.join(TASKS)}")
+    for name, value in (("hours", hours), ("members", members)):
+        if value < 1:
+            raise DataError(f"{name} must be 1 or more, found {value}")
+    if device is not None:
+        model.to(device)
+    past = settings.past if task == "forecast" else 0
+    seen = np.zeros(past + hours, bool)
+    if task != "forecast":
+        seen = seen_hours(observations, start, hours)
+    mode, windows = _windows(model.config.window, task, settings, seen, past)
+
+    n, total, solves = settings.sampler_of().evaluations, Passes(), 0
+    for guided, observed in windows:
+        part = passes(settings.guidance, settings.iterations, guided, observed)
+        total, solves = total + part * (n * members), solves + n * members * guided
+    given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
+    if kept:
+        total = total + Passes(decoder_forward=given * members)
+    if model.representation is not None and settings.representation != "none" and settings.residual:
+        total = total + Passes(decoder_forward=int(seen.sum()) * members)  # what residuals fit
+    channels = sum(len(field.channels) for field in kept)
+    size = channels * math.prod(model.grid.shape)
+    size += math.prod(model.config.latent_shape) if latents else 0
+
+    found = Plan(
+        task=task,
+        hours=hours,
+        members=members,
+        mode=mode,
+        windows=len(windows),
+        evaluations=n,
+        solves=solves if settings.guidance not in ("sda", "dps", "tmpd") else 0,
+        iterations=settings.iterations,
+        passes=total,
+        flops=_flops(model, total),
+        disk=4 * size * given * members,
+        device=_name(model.device),
+    )
+    if not measured:
+        return found
+    most = max((observed for _, observed in windows), default=0)
+    at_once = min(members, batch or affordable(model, most))
+    cost = measure(model, min(at_once, 8))
+    guided = any(guided for guided, _ in windows)
+    memory = cost.weights + members * (past + hours) * 4 * math.prod(model.config.latent_shape) * 6
+    graphs = at_once * (guided * cost.denoiser_graph + most * cost.decoder_graph)
+    memory += max(graphs, decode_batch(model) * decode_bytes(model))
+    note = f"{_several(at_once, 'member')} at once; from one pass of each kind"
+    seconds = sum(a * b for a, b in zip(total.numbers, cost.seconds, strict=True))
+    return replace(found, seconds=seconds, memory=int(memory), note=note)
+
+
+def _windows(
+    window: int, task: str, settings: Settings, seen: np.ndarray, known: int
+) -> tuple[str, list[tuple[bool, int]]]:
+    r"""How windows are drawn, and of each whether it is guided and its observed hours."""
+    length, mode = len(seen), settings.mode
+    if mode == "auto":
+        mode = "sequential" if task == "forecast" or length > window else "composed"
+    if mode == "sequential":
+        # where nothing is observed later, there is nothing to wait for
+        lag = settings.lag_of(window) if seen.any() else 0
+        found = []
+        for w in schedule(length, window, known, settings.past, lag, settings.new, settings.sweeps):
+            free = [w.start + i for i in range(window) if i not in set(w.given)]
+            observed = sum(int(seen[h]) for h in free if h < length)
+            found.append((bool(w.given) or observed > 0, observed))
+        return mode, found
+    count = (padded_length(length, window, settings.stride) - window) // settings.stride + 1
+    parts = [seen[n * settings.stride :][:window].sum() for n in range(count)]
+    past = [max(0, known - n * settings.stride) > 0 for n in range(count)]
+    pairs = zip(parts, past, strict=True)
+    return mode, [(bool(part) or given, int(part)) for part, given in pairs]
+
+
+def _flops(model: Model, total: Passes) -> int:
+    r"""Operations of passes. A backward pass, with respect to inputs alone, takes as many as a
+    forward pass, but twice as many in attention."""
+    config = model.config
+    attention = config.denoiser.blocks * 4 * config.tokens**2 * config.denoiser.width
+    forward, decode = denoiser_flops(config), decoder_flops(config)
+    return (
+        total.denoiser_forward * forward
+        + total.denoiser_backward * (forward + attention)
+        + (total.decoder_forward + total.decoder_backward) * decode
+    )
+
+
+# ---------------------------------------------------------------- words
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _several(torch.get_num_threads(), "thread") if device.type == "cpu" else device.type
+
+
+def _several(n: int, word: str) -> str:
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h"

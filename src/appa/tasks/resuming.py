@@ -1,0 +1,336 @@
+r"""Runs that go on where they were killed.
+
+A draw is a loop of diffusion steps, each a function of the last one's tensors and of noise that
+depends on seed, member and step alone. Its tensors after any step are therefore all it takes to go
+on, and to end with the answer it would have had:
+
+.. code-block:: text
+
+    OUT.run/
+        key.json                                  what the run is: another one is refused
+        members-0-8/window-3/step-00000012.safetensors
+        members-0-8/window-2/result.safetensors   of what is finished
+
+A file is written aside, forced to the disk and renamed, and carries a digest of its tensors. The
+last two steps are kept, so that where a disk has lost one, the one before it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, contiguous_format, tensor, uint8
+
+from ..errors import AppaError
+
+__all__ = ["RunError", "RunState", "differences", "hold"]
+
+RESULT = "result.safetensors"
+STEP = re.compile(r"step-(\d{8,})\.safetensors")
+KEPT = 2
+UNREADABLE = (SafetensorError, OSError, ValueError)
+
+
+class RunError(AppaError):
+    r"""A run cannot go on, or its steps cannot be kept."""
+
+
+class RunState:
+    r"""The steps of a run, in a folder that is gone when the run is finished.
+
+    Arguments:
+        folder: The folder, by convention `OUT.run` beside the run's output `OUT`.
+        key: What determines the answer, as plain JSON: the configuration, the digests of
+            observations and weights, the seed, the settings. A run goes on under the same key only.
+        every: Steps are written at most this often, in seconds. A step that was not is written
+            after all where the run ends with an error or Ctrl-C: leave the `with` block.
+
+    Example:
+        >>> with RunState("analysis.zarr.run", {"seed": 0}) as state:
+        ...     kept = state.load("members-0-8") or {"z": noise, "step": torch.tensor(0)}
+        ...     z = kept["z"]
+        ...     for i in range(int(kept["step"]), steps):
+        ...         z = step(z, i)
+        ...         state.save("members-0-8", {"z": z}, i + 1)
+        ...     state.done("members-0-8", {"z": z})
+        ...     state.remove()
+    """
+
+    def __init__(self, folder: str | Path, key: Mapping[str, Any], every: float = 20.0):
+        self.folder, self.every = Path(os.path.abspath(folder)), every
+        self.key = json.loads(json.dumps(dict(key)))
+        self._last: dict[str, float] = {}
+        self._pending: dict[str, tuple[dict[str, Tensor], list[int], int]] = {}
+        notes = self.folder / "key.json"
+        if self.folder.exists() and not notes.exists() and any(self._strangers()):
+            raise RunError(
+                f"{self.folder} is in the way: it holds no run of Appa's; move it elsewhere"
+            )
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock: IO[str] | None = hold(self.folder)
+        #: Whether there is work of an earlier run to go on with.
+        self.resumed = False
+        try:
+            self._check(notes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, notes: Path) -> None:
+        try:
+            known = json.loads(notes.read_text())
+        except (OSError, ValueError):  # none, or cut short: no step can be trusted to be this run's
+            known = None
+        if known is not None:
+            if told := list(differences(known, self.key)):
+                raise RunError(
+                    f"{self.folder} holds an unfinished run that was begun otherwise: "
+                    f"{'; '.join(told)}. Rerun as it was begun to go on, or remove {self.folder} "
+                    "to begin anew"
+                )
+            self.resumed = any(self.folder.rglob("*.safetensors"))
+            return
+        with self._writing():
+            for item in self._strangers():
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
+            partial = notes.with_name(f".{notes.name}.partial")
+            partial.write_text(json.dumps(self.key, indent=1))
+            _fsync(partial)
+            os.replace(partial, notes)
+
+    def _strangers(self) -> Iterator[Path]:
+        return (p for p in self.folder.iterdir() if p.name != "lock")
+
+    # ---------------------------------------------------------------- steps
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        r"""The tensors of the last whole step of a part of the run, or of its result.
+
+        Returns:
+            The tensors, on the CPU, and `step`, the number of steps made, with shape :math:`()`.
+            :py:`None` where nothing is kept.
+        """
+        place = self._place(name)
+        files = sorted(place.glob("step-*.safetensors"), key=_number, reverse=True)
+        causes = []
+        for file in [place / RESULT, *files]:
+            if not file.exists():
+                continue
+            try:
+                found = _read(file)
+            except UNREADABLE as error:
+                causes.append(f"{file} is damaged ({(str(error).splitlines() or ['?'])[0]})")
+                with contextlib.suppress(OSError):
+                    file.unlink()
+                continue
+            for cause in causes:
+                warnings.warn(f"{cause}: going on from step {int(found['step'])}", stacklevel=2)
+            return found
+        for cause in causes:
+            warnings.warn(f"{cause}: {name} starts again from its first step", stacklevel=2)
+        return None
+
+    def save(
+        self, name: str, tensors: Mapping[str, Tensor], step: int, force: bool = False
+    ) -> bool:
+        r"""Keeps what is known after a step.
+
+        Arguments:
+            name: The part of the run, e.g. `"members-0-8/window-3"`.
+            tensors: The tensors, on any device, by names other than `step`.
+            step: The number of steps made.
+            force: Whether to write it however recent the last one is.
+
+        Returns:
+            Whether it was written now.
+        """
+        now = time.monotonic()
+        if not force and now - self._last.setdefault(name, now) < self.every:
+            kept = dict(tensors)
+            self._pending[name] = kept, [t._version for t in kept.values()], step
+            return False
+        place = self._place(name)
+        with self._writing():
+            place.mkdir(parents=True, exist_ok=True)
+            _write(place / f"step-{step:08d}.safetensors", tensors, step)
+        # of a part that went back a step, later ones are of another try
+        others = sorted(
+            (n, f) for f in place.glob("step-*.safetensors") if (n := _number(f)) != step
+        )
+        before = [file for n, file in others if n < step]
+        for _, file in others:
+            if file not in before[1 - KEPT :]:
+                file.unlink(missing_ok=True)
+        self._pending.pop(name, None)
+        self._last[name] = time.monotonic()
+        return True
+
+    def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        r"""Marks a part as finished, keeps its result, if it is needed, and forgets its steps."""
+        place = self._place(name)
+        self._pending.pop(name, None)
+        with self._writing():
+            place.mkdir(parents=True, exist_ok=True)
+            _write(place / RESULT, tensors or {}, -1)
+            for file in place.glob("step-*.safetensors"):
+                file.unlink()
+
+    def finished(self, name: str) -> bool:
+        r"""Whether a part is finished: :meth:`load` gives the result it was marked with."""
+        with contextlib.suppress(*UNREADABLE):
+            return bool(_read(self._place(name) / RESULT))
+        return False
+
+    def _place(self, name: str) -> Path:
+        parts = name.split("/")
+        if not all(re.fullmatch(r"[\w.=-]*[\w=-]", part) for part in parts):
+            raise ValueError(f"{name!r} is no name of a part; e.g. 'members-0-8/window-3'")
+        return self.folder.joinpath(*parts)
+
+    # ---------------------------------------------------------------- the end
+
+    def flush(self) -> None:
+        r"""Writes the steps that came too soon after the last; not those since written over."""
+        for name, (tensors, versions, step) in list(self._pending.items()):
+            if [t._version for t in tensors.values()] == versions:
+                self.save(name, tensors, step, force=True)
+
+    def remove(self) -> None:
+        r"""Removes the folder: the run is finished, and its answer is kept elsewhere."""
+        self._pending.clear()
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        r"""Lets another process go on with the run."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self.flush()
+        self.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            do = "make room" if full else "mend that"
+            raise RunError(
+                f"cannot write {self.folder} ({error}); what is there is kept: {do}, and the same "
+                "command goes on"
+            ) from error
+
+
+# ---------------------------------------------------------------- what others use too
+
+
+def hold(folder: Path) -> IO[str]:
+    r"""Takes the lock of a folder, which lasts as long as the file that is returned is open."""
+    lock = open(folder / "lock", "a+")  # noqa: SIM115
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise RunError(
+            f"{folder} is being written by {holder}; wait for it, or stop it and rerun"
+        ) from None
+    except (OSError, ImportError):
+        pass  # a file system, or a system, without locks
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    r"""What differs between two nested descriptions, in words.
+
+    Example:
+        >>> list(differences({"seed": 0}, {"seed": 1}))
+        ['seed was 0, is 1']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+    elif old != new:
+        if isinstance(old, str) and isinstance(new, str) and "\n" in old + new:
+            lines = set(old.splitlines()), set(new.splitlines())
+            gone = [line.strip() for line in old.splitlines() if line not in lines[1]]
+            come = [line.strip() for line in new.splitlines() if line not in lines[0]]
+            old, new = (", ".join(some[:3]) or "without" for some in (gone, come))
+            yield f"{where} was “{old}”, is “{new}”"
+        else:
+            yield f"{where} was {old!r}, is {new!r}"
+
+
+# ---------------------------------------------------------------- files
+
+
+def _number(file: Path) -> int:
+    found = STEP.fullmatch(file.name)
+    return int(found[1]) if found else -1
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], step: int) -> None:
+    # no two tensors of a file may share memory
+    kept = {
+        k: t.detach().to("cpu").clone(memory_format=contiguous_format) for k, t in tensors.items()
+    }
+    kept["step"] = tensor(step)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(kept, partial, metadata={"digest": _digest(kept)})
+        _fsync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        # copies: the library maps the file, which is removed two steps on
+        found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        told = (file.metadata() or {}).get("digest")
+    if told != _digest(found):
+        raise ValueError("its numbers are not those that were written")
+    return found
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    r"""A hash of tensors, bit for bit."""
+    sha = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        sha.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        sha.update(x.reshape(-1).view(uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

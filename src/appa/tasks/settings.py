@@ -1,0 +1,83 @@
+r"""Settings of a draw: a configuration's, a named one's, or a user's own.
+
+Names stand for settings that belong together:
+
+* `paper`, the published runs, number for number: predictor–corrector on the rectified schedule,
+  two iterations of GMRES, composed windows, observations taken at their word.
+* `draft`, a quick look: few steps and iterations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import Config, parse_config
+from ..diffusion.guidance import GUIDANCES, Guidance
+from ..diffusion.sampling import Sampler
+from ..errors import ConfigError, nearest
+from ..sections import Sampling
+
+__all__ = ["SETTINGS", "Settings"]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "sampler": "predictor-corrector",
+        "steps": 32,
+        "corrections": 2,
+        "correction_size": 0.1,
+        "mode": "composed",
+        "guidance": "mmps",
+        "solver": "gmres",
+        "iterations": 2,
+        "tolerance": 0.0,
+        "representation": "none",
+        "residual": False,
+    },
+    "draft": {"sampler": "multistep", "steps": 16, "iterations": 4, "tolerance": 0.05},
+}
+
+
+class Settings(Sampling):
+    r"""The settings of a draw, see :class:`appa.sections.Sampling`."""
+
+    @classmethod
+    def of(cls, config: Config, name: str | None = None, **overrides: Any) -> Settings:
+        r"""
+        Arguments:
+            config: The configuration, whose `sampling` they are by default.
+            name: One of :data:`SETTINGS`.
+            overrides: Single settings; :py:`None` leaves one as it is.
+
+        Example:
+            >>> Settings.of(model.config, "paper", steps=64)
+        """
+        if name is not None and name not in SETTINGS:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, SETTINGS)}")
+        chosen = {key: value for key, value in overrides.items() if value is not None}
+        unknown = [key for key in chosen if key not in cls.model_fields]
+        if unknown:
+            known = list(cls.model_fields)
+            raise ConfigError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], known)}")
+        values = config.sampling.model_dump() | SETTINGS.get(name or "", {}) | chosen
+        # through the configuration, which knows what fits its window and says what does not
+        checked = config.model_dump() | {"sampling": values}
+        return cls(**parse_config(checked).sampling.model_dump())
+
+    def sampler_of(self) -> Sampler:
+        r"""The sampler."""
+        return Sampler(
+            self.sampler,
+            self.steps,
+            corrections=self.corrections,
+            delta=self.correction_size,
+        )
+
+    def guidance_of(self) -> Guidance:
+        r"""The guidance."""
+        return GUIDANCES[self.guidance](
+            solver=self.solver, iterations=self.iterations, tolerance=self.tolerance
+        )
+
+    def lag_of(self, window: int) -> int:
+        r"""The lag, by default two fifths of the hours a window adds: 8 of 24 with 4 given."""
+        return (2 * (window - self.past)) // 5 if self.lag is None else self.lag

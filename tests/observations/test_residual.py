@@ -1,0 +1,325 @@
+r"""Drawing r given observations and latents, against conditioning written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_space import compiled, dense, dense_space, dense_time, make_space, places
+
+from appa.data.grids import Grid
+from appa.errors import DataError
+from appa.observations.errors import WindowCovariance
+from appa.observations.representation import Representation
+from appa.observations.residual import Correlated, conjugate_gradients, draw_residual
+
+T2M, U10, V10, SST = (
+    "2m_temperature",
+    "10m_u_component_of_wind",
+    "10m_v_component_of_wind",
+    "sea_surface_temperature",
+)
+MEMORY = 0.8 ** np.arange(24)
+
+
+class Given:
+    r"""Noise that is what it is told to be: (M, hours, H, W) and (M, n) by channel."""
+
+    def __init__(self, members: int, channels=(), fields=None, errors=None):
+        self.members, self.channels = members, list(channels)
+        self.fields, self.errors = fields, errors
+
+    def __call__(self, shape, *step):
+        channel, which = step
+        noise = (self.fields, self.errors)[which]
+        if noise is None or channel not in self.channels:
+            return torch.zeros(self.members, *shape)
+        return noise.reshape(self.members, *shape)
+
+
+def space_and_rep(grid, surface, std=0.1, length=2500.0, memory=MEMORY, land=None, sd=2.0):
+    space = make_space(grid, surface, std=sd, land=land)
+    return space, Representation.of(grid, space.standardizer.channels, std, memory, length)
+
+
+def matrix_of(operators, shape) -> np.ndarray:
+    r"""The whitened, linear A of all hours, (N, L·C·H·W), by passing basis states through it."""
+    size, blocks = int(np.prod(shape)), []
+    basis = torch.eye(size).reshape(size, *shape)
+    for operator in operators:
+        a = operator(basis) - operator(torch.zeros(1, *shape)) if operator else torch.empty(size, 0)
+        blocks.append(a.T.double().numpy())
+    out = np.zeros((sum(map(len, blocks)), len(blocks) * size))
+    row = 0
+    for t, block in enumerate(blocks):
+        out[row : row + len(block), t * size : (t + 1) * size] = block
+        row += len(block)
+    return out
+
+
+def gain_and_root(operators, rep, space, channel: int = 0):
+    r"""The draw's affine map, by basis vectors: what departures and what noise add to r."""
+    hours, points = len(operators), int(np.prod(rep.grid.shape))
+    n = sum(len(o) for o in operators if o)
+    options = {"channels": [channel], "tolerance": 1e-6}
+    gain, report = draw_residual(operators, torch.eye(n), rep, space, Given(n), **options)
+    size = hours * points
+    fields = Given(size, [channel], fields=torch.eye(size))
+    by_field, _ = draw_residual(operators, torch.zeros(size, n), rep, space, fields, **options)
+    parts = [by_field.flatten(1)]
+    if report.used:
+        errors = Given(report.used, [channel], errors=torch.eye(report.used))
+        none = torch.zeros(report.used, n)
+        by_error, _ = draw_residual(operators, none, rep, space, errors, **options)
+        parts.append(by_error.flatten(1))
+    root = torch.cat(parts)
+    return gain.flatten(1).T.double().numpy(), root.T.double().numpy()
+
+
+# ---------------------------------------------------------------- the correlation
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [Grid("equiangular", 7, 12), Grid("gaussian", 8, 9), Grid("equiangular-cells", 6, 2)],
+    ids=lambda grid: grid.kind,
+)
+@pytest.mark.parametrize("name", [T2M, U10, V10])
+def test_correlation_by_wavenumbers(grid, name):
+    _, rep = space_and_rep(grid, (name,))
+    points, hours = int(np.prod(grid.shape)), 3
+    expected = np.kron(dense_time(rep, 0, hours), dense_space(rep, 0))
+    prior = Correlated(rep, 0, hours)
+    basis = torch.eye(hours * points).reshape(-1, hours, *grid.shape)
+    assert prior.matmul(basis).flatten(1).numpy() == pytest.approx(expected, abs=1e-4)
+    root = prior.color(basis).flatten(1).double().numpy()
+    assert root.T @ root == pytest.approx(expected, abs=1e-4)
+
+
+# ---------------------------------------------------------------- conditioning
+
+
+def test_exact_conditioning():
+    grid, hours = Grid("equiangular-cells", 5, 8), 4
+    std = np.linspace(0.05, 0.2, 40).reshape(grid.shape)
+    space, rep = space_and_rep(grid, (T2M, U10), std)
+    rng = np.random.default_rng(0)
+    rows = [  # three stations that miss hours, a grid point, and another channel
+        (t, T2M, np.nan, lat, lon, error)
+        for t in range(hours)
+        for lat, lon, error in ((20, 33, 0.05), (24, 40, 0.1), (-50, 200, 0.02), (0, 90, 0.4))
+        if rng.random() < 0.7
+    ]
+    operators = compiled(space, hours, [*rows, (1, U10, np.nan, 20, 33, 0.05)])
+    a = matrix_of(operators, (2, *grid.shape)).reshape(-1, hours, 2, 40)
+    own = a[:, :, 0].any((1, 2))
+    h = a[:, :, 0].reshape(-1, hours * 40)
+    assert own.sum() == len(rows) and len(own) == len(rows) + 1
+
+    b = dense(rep, 0, hours)
+    exact = b @ h.T @ np.linalg.inv(h @ b @ h.T + np.eye(len(h)))
+    gain, root = gain_and_root(operators, rep, space)
+    assert gain[:, own] == pytest.approx(exact[:, own], abs=2e-4 * abs(exact).max())
+    assert abs(gain[:, ~own]).max() == 0  # u10 says nothing of t2m
+    covariance = b - exact @ h @ b
+    assert root @ root.T == pytest.approx(covariance, abs=5e-4 * b.max())
+
+
+def test_hours_without_observations_and_channels_without():
+    grid = Grid("equiangular-cells", 5, 8)
+    space, rep = space_and_rep(grid, (T2M, U10))
+    operators = [None, *compiled(space, 1, [(0, T2M, np.nan, 20, 33, 0.05)]), None]
+    gain, _ = gain_and_root(operators, rep, space)
+    gain = gain.reshape(3, 40)
+    # the hours beside it follow by the correlation in time alone
+    assert gain[0] == pytest.approx(rep.in_time(0, 1) * gain[1], abs=1e-5)
+    root = gain_and_root(operators, rep, space, channel=1)[1]
+    assert root @ root.T == pytest.approx(dense(rep, 1, 3), abs=1e-5)
+    nothing = draw_residual([None], torch.zeros(2, 0), rep, space, Given(2))
+    assert nothing[0].shape == (2, 1, 2, 5, 8) and nothing[1].used == 0
+
+
+def test_land_has_no_r():
+    grid = Grid("equiangular-cells", 6, 10)
+    land = np.zeros(grid.shape, bool)
+    land[2:4, 3:6] = True
+    space, rep = space_and_rep(grid, (SST,), np.where(land, 0.0, 0.1), land=land)
+    place = (grid.latitude[2], (grid.longitude[2] + grid.longitude[3]) / 2)  # at the coast
+    operators = compiled(space, 1, [(0, SST, np.nan, *place, 0.001)])
+    noise = Given(1, [0], fields=torch.randn(1, 60))
+    r, _ = draw_residual(operators, torch.full((1, 1), 30.0), rep, space, noise)
+    assert (r[0, 0, 0][torch.from_numpy(land)] == 0).all()
+    # 30 errors of 0.001, in units of a standard deviation of 2; the sea point is all of it
+    assert float(r[0, 0, 0, 2, 2]) == pytest.approx(30 * 0.001 / 2, rel=2e-3)
+
+
+def test_others_do_not_move_r():
+    grid = Grid("equiangular-cells", 5, 8)
+    space = make_space(grid, (U10, V10), ("temperature",), (500, 850), std=2.0)
+    rep = Representation.of(grid, space.standardizer.channels, 0.1, MEMORY, 2500.0)
+    rows = [
+        (0, "10m_wind_speed", np.nan, 20, 33, 0.1),
+        (0, "temperature", 700, 20, 33, 0.1),
+        (0, "temperature", 850, 20, 33, 0.1),
+    ]
+    operators = compiled(space, 1, rows)
+    level = operators[0].rows["level"].to_numpy()
+    r, report = draw_residual(operators, torch.ones(1, 3), rep, space, Given(1))
+    assert (report.used, report.unused, report.channels) == (1, 2, ["t850"])
+    moved = r.abs().amax((0, 1, 3, 4)) > 0
+    assert moved.tolist() == [False, False, False, True]
+    assert (level == 850).sum() == 1
+    with pytest.raises(DataError, match=r"expected \(members, 3\)"):
+        draw_residual(operators, torch.ones(1, 4), rep, space, Given(1))
+
+
+def test_members_do_not_depend_on_their_batch():
+    grid = Grid("gaussian", 8, 16)
+    space, rep = space_and_rep(grid, (T2M, U10))
+    rng = np.random.default_rng(0)
+    rows = [
+        (t, T2M, np.nan, *place, 0.05)
+        for place in rng.uniform((-80, 0), (80, 360), (12, 2))
+        for t in range(6)
+    ]
+    operators = compiled(space, 6, rows)
+    departure = torch.randn(3, len(rows), generator=torch.Generator().manual_seed(0))
+
+    def noise(members):
+        def draw(shape, *step):
+            seeds = [hash((m, *step)) % 2**31 for m in members]
+            return torch.stack(
+                [torch.randn(tuple(shape), generator=torch.Generator().manual_seed(s)) for s in seeds]
+            )
+
+        return draw
+
+    options = {"tolerance": 1e-5}
+    together, report = draw_residual(operators, departure, rep, space, noise([0, 1, 2]), **options)
+    apart, _ = draw_residual(operators, departure[1:2], rep, space, noise([1]), **options)
+    assert (together[1] - apart[0]).abs().max() < 1e-4 * together.std()
+    one, _ = draw_residual(
+        operators, departure, rep, space, noise([0, 1, 2]), channels=[1], **options
+    )
+    assert torch.equal(one[:, :, 0], together[:, :, 1])
+    assert report.residual < 2e-5 and report.used == len(rows)
+
+
+def test_solver():
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.standard_normal((60, 60)))[0]
+    a = torch.from_numpy(q * np.geomspace(1, 1e3, 60) @ q.T)
+    b = torch.from_numpy(rng.standard_normal((4, 60)))
+    exact = torch.linalg.solve(a, b.T).T
+    v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 300)
+    assert torch.allclose(v, exact, rtol=1e-6, atol=1e-8) and steps < 300
+    # an exact preconditioner needs one step; a budget too small is told
+    direct = conjugate_gradients(lambda v: v @ a, b, lambda v: torch.linalg.solve(a, v.T).T, 1e-8)
+    assert direct[1] == 1
+    v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 5)
+    found = ((v @ a - b).norm(dim=1) / b.norm(dim=1)).max()
+    assert steps == 5 and residual == pytest.approx(float(found)) and residual > 1e-3
+
+
+# ---------------------------------------------------------------- both stages
+
+
+class Toy:
+    r"""x = z + r on a small grid: z of nine waves that change smoothly, r white in space."""
+
+    def __init__(self, memory: float, hours: int = 12, error: float = 0.01):
+        grid = Grid("equiangular-cells", 4, 6)
+        self.space, self.rep = space_and_rep(
+            grid, (T2M,), 0.1, 1.0, memory ** np.arange(hours), sd=1.0
+        )
+        self.b = dense(self.rep, 0, hours)
+        points = np.prod(grid.shape)
+        assert abs(self.b[:points, :points] - 0.01 * np.eye(points)).max() < 1e-6
+        latitude, longitude = np.radians(places(grid))
+        x, y = np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude)
+        up = np.sin(latitude)
+        large = np.stack([x**0, x, y, up])
+        small = np.stack([x * y, y * up, up * x, x**2 - y**2, 3 * up**2 - 1])
+        waves = large.T @ large / 4 + 0.1**2 * small.T @ small
+        lag = np.abs(np.subtract.outer(np.arange(hours), np.arange(hours)))
+        self.c = np.kron((1 + lag / 8) * np.exp(-lag / 8), waves)
+        seen = [(1, 1), (2, 4), (1, 4), (2, 2), (0, 0), (3, 3)]
+        rows = [
+            (t, T2M, np.nan, grid.latitude[i], grid.longitude[j], error)
+            for t in range(hours)
+            for i, j in seen
+        ]
+        self.operators = compiled(self.space, hours, rows)
+        self.a = matrix_of(self.operators, (1, *grid.shape))
+        self.seen = np.flatnonzero(self.a.any(0))
+
+    def covariance(self, representation: str) -> np.ndarray:
+        cov_y = WindowCovariance(self.operators, self.rep, self.space, representation)
+        return cov_y(torch.eye(len(self.a))).double().numpy()
+
+    def latents(self, representation: str):
+        r"""Gain and covariance of z given y, as a representation has it."""
+        a, c = self.a, self.c
+        gain = c @ a.T @ np.linalg.inv(a @ c @ a.T + self.covariance(representation))
+        return gain, c - gain @ a @ c
+
+    def error(self, gain: np.ndarray, of_r: float = 1.0) -> np.ndarray:
+        r"""The true covariance of z + of_r · r − gain y."""
+        a, eye = self.a, np.eye(len(self.c))
+        z, r = eye - gain @ a, of_r * eye - gain @ a
+        return z @ self.c @ z.T + r @ self.b @ r.T + gain @ gain.T
+
+
+def ratio(spread: np.ndarray, error: np.ndarray, where=slice(None)) -> float:
+    return float(np.sqrt(np.diag(spread)[where].mean() / np.diag(error)[where].mean()))
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.6, 0.95])
+def test_both_stages_give_the_posterior(memory):
+    toy = Toy(memory, hours=6)
+    a, prior = toy.a, toy.c + toy.b
+    exact = prior @ a.T @ np.linalg.inv(a @ prior @ a.T + np.eye(len(a)))
+    posterior = prior - exact @ a @ prior
+
+    gain, covariance = toy.latents("temporal")
+    k, root = gain_and_root(toy.operators, toy.rep, toy.space)
+    left = np.eye(len(prior)) - k @ a  # D(z) + K (y − A D(z)), of z drawn
+    mean = left @ gain + k
+    spread = left @ covariance @ left.T + root @ root.T
+    assert mean == pytest.approx(exact, abs=1e-3 * abs(exact).max())
+    assert spread == pytest.approx(posterior, abs=1e-3 * np.diag(posterior).max())
+    seen = np.diag(spread)[toy.seen]
+    assert seen == pytest.approx(np.diag(posterior)[toy.seen], rel=0.02)
+
+
+def test_spread_and_skill_with_each_stage_on_and_off():
+    r"""Of the latents, spread over skill is 0.6 to 0.7 where r is left out, 1.00 to 0.73 with a
+    diagonal as r persists, and 1 with its correlation in time. Of states, r must be drawn given
+    the observations: left out, the spread is too small, drawn regardless, too large."""
+    table = {}
+    for memory in (0.0, 0.6, 0.95):
+        toy = Toy(memory)
+        for representation in ("paper", "diagonal", "temporal"):
+            gain, covariance = toy.latents(representation)
+            table[representation, memory] = ratio(covariance, toy.error(gain, of_r=0.0))
+    for memory in (0.0, 0.6, 0.95):
+        assert table["paper", memory] < 0.75
+        assert table["temporal", memory] == pytest.approx(1.0, abs=0.01)
+    assert table["diagonal", 0.0] == pytest.approx(1.0, abs=0.01)
+    assert 0.65 < table["diagonal", 0.95] < table["diagonal", 0.6] < 0.9
+
+    toy = Toy(0.95)
+    gain, covariance = toy.latents("temporal")
+    k, root = gain_and_root(toy.operators, toy.rep, toy.space)
+    left = np.eye(len(toy.c)) - k @ toy.a
+    both = left @ covariance @ left.T + root @ root.T
+    error = toy.error(left @ gain + k)
+    off, regardless = toy.error(gain), covariance + toy.b
+    assert ratio(covariance, off) == pytest.approx(0.91, abs=0.02)
+    assert ratio(regardless, off) == pytest.approx(1.05, abs=0.02)
+    assert ratio(both, error) == pytest.approx(1.0, abs=0.01)
+    assert ratio(both, error, toy.seen) == pytest.approx(1.0, abs=0.01)
+    # the analysis fits its stations: from nearly half the decoder's error to the observations' own
+    before, after = (np.sqrt(np.diag(e)[toy.seen].mean()) for e in (off, error))
+    print(before, after)
+    assert before > 0.03 and after < 0.0101

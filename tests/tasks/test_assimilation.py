@@ -1,0 +1,222 @@
+r"""Reanalysis, filter and forecast with a small model that knows nothing: how they hang together.
+
+Whether posteriors are right is in `tests/exact`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+import appa.tasks.assimilation as assimilation
+from appa.errors import AppaError
+from appa.tasks.analyses import past_latents
+from appa.tasks.model import Model, load
+from appa.tasks.settings import Settings
+
+from . import small
+
+START = "2001-01-01T03"
+STEPS = {"steps": 6}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    folder = tmp_path_factory.mktemp("model")
+    found = load(small.write_model(folder, denoiser=True))
+    found.origin = "small"
+    return found
+
+
+def stations(hours: int = 4, error: float = 0.5, **columns) -> pd.DataFrame:
+    r"""Two stations' temperatures, every hour but the second."""
+    seen = [k for k in range(hours) if k != 1]
+    time = np.datetime64(START) + np.repeat(seen, 2).astype("timedelta64[h]")
+    n = len(time)
+    rows = {
+        "time": time,
+        "latitude": np.tile([10.0, 40.0], n // 2),
+        "longitude": np.tile([20.0, 200.0], n // 2),
+        "variable": "2m_temperature",
+        "level": np.nan,
+        "value": 280 + 3 * np.sin(np.arange(n)),
+        "error": error,
+        "station": np.tile(["a", "b"], n // 2),
+        "elevation": np.nan,
+    }
+    return pd.DataFrame(rows | columns)
+
+
+# An untrained model does not know what its decoder lacks, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:small does not know what its decoder:UserWarning")
+
+
+def same(a: xr.Dataset, b: xr.Dataset, tolerance: float = 0.0) -> None:
+    for name in a.data_vars:
+        np.testing.assert_allclose(a[name].values, b[name].values, rtol=0, atol=tolerance)
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+def test_reanalysis(model):
+    a = model.reanalysis(stations(), START, 4, members=3, seed=1, **STEPS)
+    assert dict(a.sizes) | {"member": 3, "time": 4, "level": 2} == dict(a.sizes)
+    assert a["time"].values[0] == np.datetime64(START)
+    assert a["2m_temperature"].attrs["units"] == "K"
+    assert a.attrs["seed"] == 1
+    assert a.attrs["solver_products"] > 0
+    # members differ, the same seed is the same answer, and another one another
+    assert a["2m_temperature"].std("member").min() > 0
+    same(a, model.reanalysis(stations(), START, 4, members=3, seed=1, **STEPS))
+    other = model.reanalysis(stations(), START, 4, members=3, seed=2, **STEPS)
+    assert abs(a - other)["temperature"].max() > 0.1
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_batches_and_other_members_change_nothing(model, mode):
+    options = {"seed": 1, "mode": mode, **STEPS}
+    a = model.reanalysis(stations(7), START, 7, members=3, **options)
+    same(a, model.reanalysis(stations(7), START, 7, members=3, batch=1, **options), 1e-3)
+    two = model.reanalysis(stations(7), START, 7, members=2, **options)
+    same(a.isel(member=slice(2)), two, 1e-3)  # kelvins: 1e-4 of a standard deviation
+
+
+def test_without_observations_it_is_the_prior(model):
+    a = model.reanalysis(None, START, 4, members=2, seed=3, **STEPS)
+    prior = model.sample(START, 4, members=2, seed=3, **STEPS)
+    same(a.drop_vars("latents"), prior, 1e-3)
+
+
+def test_a_filter_is_the_last_hour(model):
+    a = model.reanalysis(stations(), START, 4, members=2, **STEPS)
+    last = model.filter(stations(), START, 4, members=2, **STEPS)
+    same(a.isel(time=[-1]), last)
+
+
+def test_states_that_are_seen_come_back(model):
+    r"""Of a state the decoder can make, seen everywhere: within its errors."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(1, 4, *model.config.latent_shape, generator=generator)
+    times = np.datetime64(START) + np.arange(4)
+    truth = model.to_dataset(z, times).isel(member=0)
+    fields = truth[["2m_temperature", "temperature"]]
+    seen = fields.assign({f"{n}_error": xr.full_like(fields[n], 0.1) for n in fields.data_vars})
+    a = model.reanalysis(
+        seen, START, 4, members=2, steps=16, iterations=30, tolerance=0, representation="none"
+    )
+    for name in fields.data_vars:
+        error = (a[name] - truth[name]) / 0.1
+        assert float((error**2).mean()) < 1.0
+    # without, it is another state altogether
+    prior = model.reanalysis(None, START, 4, members=2, steps=16)
+    assert float((((prior - truth)["temperature"] / 0.1) ** 2).mean()) > 100
+
+
+# ---------------------------------------------------------------- forecasts
+
+
+@pytest.mark.parametrize("mode", ["auto", "composed"])
+def test_a_forecast_goes_on(model, mode):
+    r"""From the latents of an analysis: its hours are those after, and the past is its own."""
+    a = model.reanalysis(stations(), START, 4, members=2, **STEPS)
+    settings = Settings.of(model.config, mode=mode, iterations=200, tolerance=1e-4, steps=12)
+    f = assimilation.forecast(model, a, 5, settings=settings)
+    assert f["time"].values[0] == a["time"].values[-1] + np.timedelta64(1, "h")
+    assert f.sizes["time"] == 5
+    assert f.sizes["member"] == 2
+    past, times = past_latents(model, a, 2)
+    assert (times == a["time"].values[-2:]).all()
+    np.testing.assert_array_equal(past, a["latents"].values[:, -2:])
+    # each member goes on from its own past, one after the other where there are more
+    more = assimilation.forecast(model, a, 5, members=3, settings=settings)
+    same(more.isel(member=slice(2)), f, 1e-3)
+    assert abs(more.isel(member=0) - more.isel(member=2))["temperature"].max() > 0.01
+
+
+def test_a_forecast_from_states(model):
+    r"""Which are encoded; fewer than asked for do, and those before a gap are left out."""
+    ds = small.states().isel(time=slice(0, small.GAP + 1))
+    past, times = past_latents(model, ds, 4)
+    assert past.shape[:2] == (1, 1)  # after the gap there is one hour
+    assert times[0] == ds["time"].values[-1]
+    past, times = past_latents(model, ds.isel(time=slice(0, 3)), 2)
+    x = model.standardizer.to_tensor(ds.isel(time=slice(1, 3)))
+    with torch.no_grad():
+        assert torch.allclose(past[0], model.encode(x), rtol=0, atol=1e-5)
+    f = model.forecast(ds.isel(time=slice(0, 2)), 3, members=2, **STEPS)
+    assert f.sizes["member"] == 2
+    assert f["time"].values[0] == ds["time"].values[2]
+
+
+def test_new_hours_a_window(model):
+    f = model.forecast(small.states().isel(time=slice(0, 2)), 4, members=1, new=1, past=2, **STEPS)
+    assert f.sizes["time"] == 4
+
+
+# ---------------------------------------------------------------- going on after a kill
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
+    options = {"members": 3, "seed": 5, "mode": mode, "batch": 2, "latents": True, **STEPS}
+    whole = model.reanalysis(stations(7), START, 7, out=tmp_path / "whole.zarr", **options).load()
+    integrate = assimilation.Posterior.draw
+    steps = 0
+
+    def dying(self, *args, **kwargs):
+        def advance():
+            nonlocal steps
+            steps += 1
+            if steps == 9:
+                raise KeyboardInterrupt
+
+        return integrate(self, *args, **(kwargs | {"advance": advance}))
+
+    out = tmp_path / "a.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(assimilation.Posterior, "draw", dying)
+        with pytest.raises(KeyboardInterrupt):
+            model.reanalysis(stations(7), START, 7, out=out, **options)
+    assert not out.exists()
+    with pytest.raises(AppaError, match="seed"):
+        model.reanalysis(stations(7), START, 7, out=out, **(options | {"seed": 6}))
+    resumed = model.reanalysis(stations(7), START, 7, out=out, **options)
+    same(whole, resumed.load())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr", "whole.zarr"]
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"start": "2001-01-01T03:30"}, "one whole hour"),
+        ({"hours": 0}, "1 hour or more"),
+        ({"members": 0}, "1 member or more"),
+        ({"seed": -1}, "0 or more"),
+        ({"start": "2002-01-01T00"}, "no observation is left"),
+        ({"variables": ["2m_temperatur"]}, "2m_temperature"),
+        ({"steps": 0}, "steps"),
+        ({"guidance": "mmpss"}, "mmps"),
+        ({"setting": "papper"}, "did you mean 'paper'"),
+        ({"past": 4}, "past"),
+    ],
+)
+def test_what_is_wrong_is_told(model, change, told):
+    arguments = {"observations": stations(), "start": START, "hours": 4, **STEPS} | change
+    with pytest.raises(AppaError, match=told):
+        model.reanalysis(**arguments)
+
+
+def test_the_papers_setting(model):
+    s = Settings.of(model.config, "paper", steps=7)
+    assert (s.sampler, s.steps, s.corrections, s.iterations) == ("predictor-corrector", 7, 2, 2)
+    assert (s.representation, s.residual, s.mode) == ("none", False, "composed")
+    assert s.stride == model.config.sampling.stride
+    a = model.reanalysis(stations(), START, 4, members=1, setting="paper", steps=3)
+    assert np.isfinite(a["temperature"].values).all()

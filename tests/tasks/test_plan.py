@@ -1,0 +1,233 @@
+r"""What a run will cost, against what runs did."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+from appa.config import load_config
+from appa.errors import DataError
+from appa.observations.reading import read_observations
+from appa.tasks.assimilation import forecast, reanalysis
+from appa.tasks.fields import fields
+from appa.tasks.measuring import _saved, measure
+from appa.tasks.model import Model, load
+from appa.tasks.plan import Passes, coverage, passes, plan, seen_hours
+from appa.tasks.settings import Settings
+
+from . import small
+
+START = "2001-01-03T00"
+# of networks that were not trained, systems are ill-conditioned: only their cost is looked at
+pytestmark = pytest.mark.filterwarnings("ignore:a linear system was left")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    folder = tmp_path_factory.mktemp("plan") / "small"
+    folder.mkdir()
+    return load(small.write_model(folder, denoiser=True))
+
+
+def observed(hours: list[int]):
+    r"""Eight observations in each of some hours."""
+    rows = [
+        {
+            "time": np.datetime64(START) + np.timedelta64(hour, "h"),
+            "latitude": -60 + 15 * k,
+            "longitude": 40.0 * k,
+            "variable": "2m_temperature",
+            "level": np.nan,
+            "value": 280.0 + k,
+            "error": 1.0,
+        }
+        for hour in hours
+        for k in range(8)
+    ]
+    return read_observations(pd.DataFrame(rows))
+
+
+class Counter:
+    r"""Counts passes through the networks: what goes forward, and what comes back through it."""
+
+    def __init__(self, model: Model):
+        self.model, self.counts = model, dict.fromkeys(("d", "d back", "x", "x back"), 0)
+
+    def __enter__(self) -> dict[str, int]:
+        self.decode = self.model.decode
+        self.handle = self.model.denoiser.register_forward_hook(
+            lambda module, args, y: self.see("d", y, len(y))
+        )
+
+        def decode(z):
+            x = self.decode(z)
+            self.see("x", x, z[..., 0, 0, 0].numel())
+            return x
+
+        self.model.decode = decode  # type: ignore[method-assign]
+        return self.counts
+
+    def see(self, name: str, y: torch.Tensor, n: int) -> None:
+        self.counts[name] += n
+        if y.requires_grad:
+            y.register_hook(lambda g: self.counts.__setitem__(f"{name} back", self.back(name, n)))
+
+    def back(self, name: str, n: int) -> int:
+        return self.counts[f"{name} back"] + n
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.remove()
+        del self.model.decode
+
+
+@pytest.mark.parametrize("guidance", ["mmps", "tmpd", "dps", "jfps"])
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_a_reanalysis_costs_what_was_planned(model, guidance, mode):
+    r"""Denoiser and decoder, forward and back, with hours observed here and there."""
+    k, members = 3, 2
+    settings = Settings.of(
+        model.config,
+        steps=2,
+        guidance=guidance,
+        iterations=k,
+        tolerance=0.0,
+        mode=mode,
+        representation="none",
+    )
+    observations = observed([0, 1, 5])
+    planned = plan(
+        model, "reanalysis", 8, members, observations, settings, start=START, measured=False
+    )
+    with Counter(model) as counts:
+        reanalysis(model, observations, START, 8, members=members, settings=settings, batch=1)
+    p = planned.passes
+    assert counts["d"] == p.denoiser_forward
+    assert counts["d back"] == p.denoiser_backward
+    assert counts["x"] == p.decoder_forward
+    # products with A go back through the pass that goes back, and are not seen here
+    guided = counts["x"] - 8 * members
+    unseen = {"mmps": k, "jfps": k, "tmpd": 1, "dps": 0}[guidance] * guided
+    assert counts["x back"] == p.decoder_backward - unseen
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_a_forecast_costs_what_was_planned(model, mode):
+    settings = Settings.of(model.config, steps=3, iterations=2, tolerance=0.0, mode=mode)
+    planned = plan(model, "forecast", 6, 2, None, settings, measured=False)
+    past = small.states().isel(time=slice(0, 2))
+    with Counter(model) as counts:
+        forecast(model, past, 6, members=2, settings=settings)
+    p = planned.passes
+    assert counts == {
+        "d": p.denoiser_forward,
+        "d back": p.denoiser_backward,
+        "x": p.decoder_forward,
+        "x back": 0,
+    }
+    assert p.decoder_forward == 12
+    assert p.decoder_backward == 0
+
+
+def test_the_paper():
+    r"""Its reanalysis of a day: 32 steps of 3 evaluations, 2 iterations, every hour observed."""
+    config = load_config("era5-0.25deg")
+    stub = SimpleNamespace(
+        config=config,
+        grid=config.grid,
+        origin="paper",
+        unnamed=False,
+        representation=None,
+        device=torch.device("cpu"),
+        standardizer=SimpleNamespace(
+            channels=config.channels,
+            mean=torch.zeros(71, 1, 1),
+            std=torch.ones(71, 1, 1),
+            land=None,
+        ),
+    )
+    found = plan(stub, "reanalysis", 24, 1, 1.0, Settings.of(config, "paper"), measured=False)  # type: ignore[arg-type]
+    assert found.passes == Passes(96, 3 * 96, 24 * 96 + 24, 6 * 24 * 96)
+    assert found.solves == 96
+    assert found.disk == 24 * 71 * 721 * 1440 * 4
+    assert "96 forward, 288 backward" in str(found)
+
+
+def test_passes():
+    assert passes("mmps", 5, False, 0) == Passes(1)
+    assert passes("mmps", 5, True, 0) == Passes(1, 6)  # hours that are given are not decoded
+    assert passes("mmps", 5, True, 10) == Passes(1, 6, 10, 120)
+
+
+def test_hours_that_are_seen():
+    assert seen_hours(None, None, 3).tolist() == [False] * 3
+    assert seen_hours(1.0, None, 5).all()
+    assert seen_hours(0.25, None, 48).sum() == 12
+    assert np.flatnonzero(seen_hours(observed([0, 2]), START, 4)).tolist() == [0, 2]
+    with pytest.raises(DataError, match="--start"):
+        seen_hours(observed([0]), None, 4)
+    with pytest.raises(DataError, match="share"):
+        seen_hours(24.0, None, 4)
+
+
+def test_coverage(model):
+    r"""Eight cells of an even grid, of areas that differences of sines give."""
+    points = observed([0, 3]).points[:8]
+    row = np.rint(points["latitude"] / 22.5)
+    south, north = np.deg2rad(22.5 * (row - 0.5)), np.deg2rad(22.5 * (row + 0.5))
+    expected = 100 * (np.sin(north) - np.sin(south)).sum() / 2 / small.W
+    hour, ever = coverage(observed([0, 3]), model.grid)
+    assert (hour, ever) == pytest.approx((expected, expected), rel=1e-6)  # the same in both hours
+
+    field = np.full((1, small.H, small.W), np.nan)
+    field[0, 2] = 280.0  # a whole circle of latitude
+    dims = ("time", "latitude", "longitude")
+    seen = xr.Dataset(
+        {"2m_temperature": (dims, field), "2m_temperature_error": (dims, field / 280)},
+        {
+            "time": [np.datetime64(START, "ns") + np.timedelta64(1, "h")],
+            "latitude": np.asarray(model.grid.latitude),
+            "longitude": np.asarray(model.grid.longitude),
+        },
+    )
+    seen["2m_temperature"].attrs["units"] = "K"
+    south, north = np.deg2rad(45 - 11.25), np.deg2rad(45 + 11.25)
+    circle = 100 * (np.sin(north) - np.sin(south)) / 2
+    inside = 100 * ((row == 2) / small.W).sum() * (np.sin(north) - np.sin(south)) / 2
+    both = observed([0, 3]) + read_observations(seen)
+    hour, ever = coverage(both, model.grid)
+    assert hour == pytest.approx((2 * expected + circle) / 3, rel=1e-6)
+    assert ever == pytest.approx(expected + circle - inside, rel=1e-6)
+
+
+def test_measured(model):
+    r"""Time is positive and adds up; a graph is at least its output, and grows with the batch."""
+    cost = measure(model, windows=2)
+    assert min(cost.seconds) > 0
+    weights = [*model.autoencoder.parameters(), *model.denoiser.parameters()]
+    assert cost.weights == 4 * sum(p.numel() for p in weights)
+    assert cost.decoder_graph >= 4 * np.prod(model.config.state_shape)
+    x = torch.randn(1000, requires_grad=True)
+    weight = torch.nn.Parameter(torch.ones(1000))
+    _, kept = _saved(lambda: (x.exp() * weight).sin())
+    assert kept == 2 * 4000  # exp keeps its result, which the product keeps too, sin its argument
+    settings = Settings.of(model.config, steps=2, iterations=2)
+    found = plan(model, "filter", 4, 2, 1.0, settings)
+    assert found.seconds is not None
+    assert found.memory is not None
+    assert found.memory > cost.weights
+    assert "from one pass of each kind" in str(found)
+    assert found.disk == 2 * 4 * 4 * small.H * small.W
+
+
+def test_mistakes_are_named(model):
+    settings = Settings.of(model.config)
+    with pytest.raises(DataError, match="expected reanalysis, filter, forecast"):
+        plan(model, "hindcast", 4, 2, 1.0, settings, measured=False)
+    with pytest.raises(DataError, match="members must be 1 or more, found 0"):
+        plan(model, "filter", 4, 0, 1.0, settings, measured=False)
+    assert len(fields(model)[0]) == 3
