@@ -232,7 +232,7 @@ def test_info_on_models(tmp_path, monkeypatch):
 
     folders = {n: small.write_model(tmp_path / n, denoiser=n == "a") for n in "abc"}
     (folders["c"] / "config.yaml").write_text("window: none\n")
-    monkeypatch.setattr("appa.tasks.model.bundled", lambda: folders)
+    monkeypatch.setattr("appa.tasks.loading.bundled", lambda: folders)
     found = models()
     assert list(found) == ["a", "b", "c"]
     assert re.fullmatch(r"states 4 × 9 × 16, latents 3 × \d × 8, windows of 4 h, .* MB", found["a"])

@@ -14,21 +14,32 @@ if TYPE_CHECKING:
     from .data.grids import Grid
     from .data.stores import open_store
     from .data.windows import WindowLoader
-    from .observations.networks import Network, named_network
-    from .observations.synthesis import observe
-    from .tasks.model import Model, load
+    from .observations.collection import Observations
+    from .observations.networks import Network, Satellite, named_network
+    from .observations.observables import observable
+    from .observations.reading import read_observations
+    from .observations.synthesis import hold_out, observe
+    from .observations.thinning import thin
+    from .tasks.loading import load
+    from .tasks.model import Model
 
 __all__ = [
     "Config",
     "Grid",
     "Model",
     "Network",
+    "Observations",
+    "Satellite",
     "WindowLoader",
+    "hold_out",
     "load",
     "load_config",
     "named_network",
+    "observable",
     "observe",
     "open_store",
+    "read_observations",
+    "thin",
 ]
 
 __version__ = metadata.version("appa-assimilation")
@@ -38,12 +49,18 @@ _HOMES = {
     "Grid": "data.grids",
     "Model": "tasks.model",
     "Network": "observations.networks",
+    "Observations": "observations.collection",
+    "Satellite": "observations.networks",
     "WindowLoader": "data.windows",
-    "load": "tasks.model",
+    "hold_out": "observations.synthesis",
+    "load": "tasks.loading",
     "load_config": "config",
     "named_network": "observations.networks",
+    "observable": "observations.observables",
     "observe": "observations.synthesis",
     "open_store": "data.stores",
+    "read_observations": "observations.reading",
+    "thin": "observations.thinning",
 }
 
 

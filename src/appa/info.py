@@ -102,7 +102,7 @@ def bundled() -> dict[str, str]:
 def models() -> dict[str, str]:
     from .errors import AppaError
     from .tasks.folders import DENOISER, read_config
-    from .tasks.model import bundled
+    from .tasks.loading import bundled
 
     found = {}
     for name, folder in bundled().items():

@@ -253,7 +253,9 @@ class Sampling(Section):
     adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
     `iterations` or at a relative residual of `tolerance`. `representation` is what becomes of the
     part of states that latents cannot express: its error beside an observation's (`diagonal`, or
-    correlated in time, `temporal`), and, with `residual`, drawn in the end."""
+    correlated in time, `temporal`), and, with `residual`, drawn in the end. `background` compares
+    observations with the prior first: beyond `threshold` standard deviations they are left out
+    (`check`), or count for less (`huber`)."""
 
     sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
     steps: Count = 32
@@ -271,6 +273,8 @@ class Sampling(Section):
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
     representation: Literal["none", "diagonal", "temporal"] = "temporal"
     residual: Flag = True
+    background: Literal["none", "check", "huber"] = "none"
+    threshold: Positive = 5.0
 
 
 class Observations(Section):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from appa.cli.models import register
 from appa.tasks.folders import ModelError
-from appa.tasks.model import load
+from appa.tasks.loading import load
 
 from ..tasks import small
 

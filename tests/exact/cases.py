@@ -57,9 +57,7 @@ def observed(process: Process, matrices: list, errors: list, seed: int = 0) -> C
 CASES = ("dense", "sparse", "gap", "forecast")
 
 
-def long(
-    case: str, memory: str = "ar2", hours: int = 72, dims: int = 2, day: float | None = None
-) -> Case:
+def long(case: str, memory: str = "ar2", hours: int = 72, dims: int = 2, seed: int = 0) -> Case:
     r"""A trajectory longer than a window, observed with an error of 0.1.
 
     Arguments:
@@ -69,7 +67,7 @@ def long(
         memory: `ar1` or `ar2`.
         hours: The length :math:`L`.
         dims: The numbers :math:`D` of a latent.
-        day: The autocorrelation at 24 hours, where not the planet's.
+        seed: The seed of the truth and of the errors.
     """
     third, eye = hours // 3, np.eye(dims)
     matrices = []
@@ -84,9 +82,8 @@ def long(
                 "none": eye[:0],
             }[case]
         )
-    make = {"ar1": ar1, "ar2": ar2}[memory]
-    process = make(space(dims)) if day is None else make(space(dims), day=day)
-    return observed(process, matrices, [np.full(len(a), 0.1) for a in matrices])
+    process = {"ar1": ar1, "ar2": ar2}[memory](space(dims))
+    return observed(process, matrices, [np.full(len(a), 0.1) for a in matrices], seed)
 
 
 def mixed(memory: str = "ar2", hours: int = 24, dims: int = 4, count: int = 12) -> Case:
@@ -106,7 +103,7 @@ def mixed(memory: str = "ar2", hours: int = 24, dims: int = 4, count: int = 12) 
 
 
 def single(error: float, memory: str = "ar2", hours: int = 24, dims: int = 4) -> Case:
-    r"""One observation, of the first number at mid-window, whose value is one whatever its error."""
+    r"""One observation, of the first number at mid-window: its value is one, whatever its error."""
     process = {"ar1": ar1, "ar2": ar2}[memory](space(dims))
     matrices = [np.eye(dims)[: int(i == hours // 2)] for i in range(hours)]
     covs = [error**2 * np.eye(len(a)) for a in matrices]

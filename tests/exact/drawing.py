@@ -1,7 +1,7 @@
 r"""The package's samplers on the exact cases, with noise given rather than drawn.
 
-Each function here makes a *sample*: from standard normal noise, with shape :math:`(B, n)`, to draws,
-with shape :math:`(B, m)`, and the size :math:`n`, for :func:`~.affine.moments`.
+A sampler is a map from standard normal noise, with shape :math:`(B, n)`, to draws, with shape
+:math:`(B, m)`, see :func:`~.affine.moments`.
 """
 
 from __future__ import annotations
@@ -190,9 +190,7 @@ def sequential_draws(
     return Draws(sample, window * case.process.dims * count)
 
 
-def plan(
-    case: Case, window: int = 24, past: int = 4, lag: int = 8, sweeps: int = 0
-) -> list[Step]:
+def plan(case: Case, window: int = 24, past: int = 4, lag: int = 8, sweeps: int = 0) -> list[Step]:
     r"""The windows of :func:`sequential_draws`, for :func:`~.composition.chained`."""
     return [
         Step(

@@ -43,9 +43,7 @@ class Mixture:
         axis = np.linspace(-reach, reach, points if dims > 1 else 20001)
         z = np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1).reshape(-1, dims)
         square = ((z[:, None] - self.means) ** 2).sum(axis=2)
-        prior = (
-            self.weights * np.exp(-0.5 * square / self.stds**2) / self.stds**dims
-        ).sum(axis=1)
+        prior = (self.weights * np.exp(-0.5 * square / self.stds**2) / self.stds**dims).sum(axis=1)
         seen = self.function(torch.from_numpy(z)).numpy()
         density = prior * np.exp(-0.5 * (((self.y - seen) / self.error) ** 2).sum(axis=1))
         mass = np.bincount(self.modes(z), density, minlength=2**dims)

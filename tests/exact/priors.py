@@ -19,7 +19,13 @@ from appa.diffusion.schedule import RectifiedSchedule
 from .posteriors import Network
 from .processes import Process
 
-__all__ = ["GaussianDenoiser", "LinearLikelihood", "MixtureDenoiser", "NonlinearLikelihood", "dates"]
+__all__ = [
+    "GaussianDenoiser",
+    "LinearLikelihood",
+    "MixtureDenoiser",
+    "NonlinearLikelihood",
+    "dates",
+]
 
 
 class Analytic(nn.Module):

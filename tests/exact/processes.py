@@ -1,7 +1,8 @@
 r"""Gaussian processes in space and time whose every moment is known.
 
 One number an hour follows an autoregression, :math:`z^i = \varphi_1 z^{i-1} + \varphi_2 z^{i-2} +
-e^i`, with unit variance; a latent of :math:`D` numbers has the same memory and a covariance in space,
+e^i`, with unit variance; a latent of :math:`D` numbers has the same memory, and a covariance in
+space,
 
 .. math:: \mathrm{Cov}(z^i, z^j) = \rho(|i - j|) \, K .
 
@@ -18,7 +19,7 @@ import numpy as np
 from scipy.linalg import solve_discrete_lyapunov, toeplitz
 from scipy.optimize import brentq
 
-__all__ = ["HOUR", "DAY", "Process", "ar1", "ar2", "space"]
+__all__ = ["DAY", "HOUR", "Process", "ar1", "ar2", "space"]
 
 HOUR, DAY = 0.998, 0.57  # the planet's autocorrelation at 1 and 24 hours
 
@@ -67,7 +68,9 @@ class Process:
         q = np.zeros((p, p))
         q[0, 0] = self.innovation
         p0 = solve_discrete_lyapunov(f, q)
-        return tuple(np.kron(m, k) for m, k in ((f, np.eye(self.dims)), (q, self.space), (p0, self.space)))
+        return tuple(
+            np.kron(m, k) for m, k in ((f, np.eye(self.dims)), (q, self.space), (p0, self.space))
+        )
 
 
 def ar1(k: np.ndarray, day: float = DAY) -> Process:
@@ -81,7 +84,9 @@ def ar2(k: np.ndarray, hour: float = HOUR, day: float = DAY) -> Process:
     def process(p2: float) -> Process:
         return Process((hour * (1 - p2), p2), k)
 
-    root = brentq(lambda p2: process(float(p2)).autocorrelation(25)[24] - day, -0.99, 0.0, xtol=1e-14)
+    root = brentq(
+        lambda p2: process(float(p2)).autocorrelation(25)[24] - day, -0.99, 0.0, xtol=1e-14
+    )
     return process(float(root))
 
 

@@ -22,7 +22,8 @@ from appa.errors import DataError
 from appa.interop.official import import_official
 from appa.interop.tensors import read_tensors
 from appa.tasks.folders import ModelError
-from appa.tasks.model import Model, load
+from appa.tasks.loading import load
+from appa.tasks.model import Model
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "official"
 DUMP = "latents/dump0"

@@ -13,6 +13,7 @@ from appa.observations.collection import Observations
 from appa.observations.operators import StateSpace, compile_observations
 
 START = np.datetime64("2021-03-21T00", "ns")
+ROW = ["variable", "level", "latitude", "longitude", "error"]
 RADIUS = 6371.229  # km
 
 
@@ -29,7 +30,7 @@ def make_space(grid: Grid, surface=(), atmospheric=(), levels=(), mean=0.0, std=
 
 def compiled(space: StateSpace, hours: int, rows) -> list:
     r"""Operators of rows (hour, variable, level, latitude, longitude, error), all of value 0."""
-    table = pd.DataFrame(rows, columns=["t", *"variable level latitude longitude error".split()])
+    table = pd.DataFrame(rows, columns=["t", *ROW])
     table["time"] = table["hour"] = START + table["t"].to_numpy() * np.timedelta64(1, "h")
     table["level"] = table["level"].astype(float)
     table = table.assign(value=0.0, station="", elevation=np.nan)

@@ -3,13 +3,17 @@ r"""The covariance of a window's observations, against matrices written out."""
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from small_space import compiled, dense_space, make_space
+import xarray as xr
+from small_space import ROW, START, compiled, dense_space, make_space
 
 from appa.data.grids import Grid
 from appa.errors import DataError
+from appa.observations.collection import Observations
 from appa.observations.errors import WindowCovariance, rows_std
+from appa.observations.operators import compile_observations
 from appa.observations.representation import Representation
 
 GRID = Grid("equiangular-cells", 9, 16)
@@ -82,6 +86,39 @@ def test_product(representation):
         assert abs(expected - np.diag(np.diag(expected))).max() > 10
 
 
+def test_fields_and_stations_together():
+    # A place of a field is another than the station that happens to have its number.
+    names = {"surface": (T2M,), "atmospheric": ("temperature",), "levels": (500,)}
+    space, rep = setting(correlation=MEMORY[:2], **names)
+    hours = START + np.arange(3) * np.timedelta64(1, "h")
+    seen = np.zeros((3, 1, *GRID.shape), bool)
+    seen[0, 0, 2:4, 1:5] = seen[2, 0, 3:6, 4:8] = True  # (3, 4) is seen twice
+    dims, coords = ("time", "level", "latitude", "longitude"), {"time": hours, "level": [500]}
+    coords |= {"latitude": GRID.latitude, "longitude": GRID.longitude}
+    swath = xr.Dataset(
+        {
+            "temperature": (dims, np.where(seen, 0.0, np.nan)),
+            "temperature_error": (dims, np.where(seen, 0.2, np.nan)),
+        },
+        coords,
+    )
+    points = [(T2M, np.nan, 20.0, 33.0, 0.1, t) for t in hours]
+    table = pd.DataFrame(points, columns=[*ROW, "time"])
+    table = table.assign(hour=table["time"], value=0.0, station="A", elevation=np.nan)
+    operators = compile_observations(Observations(table, swath), space, hours)
+    cov_y = WindowCovariance(operators, rep, space)
+    n = int(seen.sum()) + 3
+    matrix = cov_y(torch.eye(n)).numpy()
+    assert len(cov_y) == n
+    s = 0.1 * SD / 0.2
+    off = matrix - np.diag(np.diag(matrix))
+    assert (off != 0).sum() == 2 + 3 * 2  # one point, and the pairs of the station's hours
+    field = np.concatenate([o.rows["gridded"].to_numpy() for o in operators])
+    assert np.diag(matrix)[field] == pytest.approx(1 + s**2)
+    assert off[np.ix_(field, field)].max() == pytest.approx(s**2 * 0.5**2, rel=1e-3)
+    assert not off[np.ix_(field, ~field)].any()
+
+
 def test_without_a_representation():
     space, _ = setting()
     operators = compiled(space, 8, stations(8))
@@ -139,7 +176,10 @@ def test_coasts():
     std = np.where(land, 0.0, 0.1)
     space = make_space(GRID, (SST,), std=SD, land=land)
     rep = Representation.of(GRID, space.standardizer.channels, std, MEMORY[:1], 1500.0)
-    middle = ((GRID.latitude[3] + GRID.latitude[4]) / 2, (GRID.longitude[6] + GRID.longitude[7]) / 2)
+    middle = (
+        (GRID.latitude[3] + GRID.latitude[4]) / 2,
+        (GRID.longitude[6] + GRID.longitude[7]) / 2,
+    )
     operators = compiled(space, 1, [(0, SST, np.nan, *middle, 0.1)])
     corners = [3 * 16 + 7, 4 * 16 + 6, 4 * 16 + 7]
     s = np.full(3, 0.1 / 3)

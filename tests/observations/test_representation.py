@@ -11,7 +11,7 @@ from small_space import RADIUS, direction, places
 from appa.data.grids import Grid
 from appa.data.variables import Channel
 from appa.errors import AppaError, DataError
-from appa.observations.correlations import Mixture, SpaceAtoms, TimeAtoms, gaspari_cohn
+from appa.observations.correlations import Mixture, SpaceAtoms, TimeAtoms
 from appa.observations.representation import Representation, estimate
 
 T2M, SST, U10, V10 = (
@@ -33,15 +33,6 @@ def angles(rng, n: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- correlation functions
-
-
-def test_gaspari_cohn():
-    # Their equation 4.10 gives 5/24 half way; the function and its slope end at the support.
-    assert gaspari_cohn([0, 0.5, 1, 2]) == pytest.approx([1, 5 / 24, 0, 0], abs=1e-12)
-    z = np.linspace(0, 1, 2001)
-    slope = np.gradient(gaspari_cohn(z), z)
-    assert slope.max() < 1e-6 and abs(slope[-1]) < 1e-4
-    assert abs(gaspari_cohn(z) - np.exp(-(z**2) / (2 * 3 / 40))).max() < 0.05
 
 
 @pytest.mark.parametrize("k", range(len(SpaceAtoms(1000.0))))
@@ -83,21 +74,21 @@ def test_mixture_of_what_is_no_correlation():
 
 
 def test_mixture_in_space_has_negative_lobes():
-    # r of a low-pass decoder: exp(−d²/2l²)(1 − d²/2l²) is the correlation of a Laplacian in a plane.
+    # r of a low-pass decoder, as in a plane: large scales are missing from it.
     d = np.arange(0, 4000, 200.0)
     value = np.exp(-((d / 600) ** 2) / 2) * (1 - (d / 600) ** 2 / 2)
     mixture = Mixture(SpaceAtoms(400.0), d, value)
     assert value.min() < -0.1
     assert abs(mixture(d) - value).max() < 0.02
     matrix = mixture(angles(np.random.default_rng(2), 400))
-    assert np.linalg.eigvalsh(matrix).min() > -1e-4  # the spline's
+    assert np.linalg.eigvalsh(matrix).min() > -1e-4  # a spline stands for it
 
 
 # ---------------------------------------------------------------- estimation
 
 
 def known_residuals(channels, std, length, memory, segments, hours, seed=0):
-    r"""AR(1) in time, Gaussian in space by a dense Cholesky factor, std by a map: (S, T, C, H, W)."""
+    r"""AR(1) in time, Gaussian in space by a dense Cholesky factor: (S, T, C, H, W)."""
     rng = np.random.default_rng(seed)
     latitude, longitude = places(GRID)
     phi, lam = np.radians(latitude), np.radians(longitude)
@@ -203,7 +194,8 @@ def test_file(tmp_path):
     rep = Representation.of(GRID, [T2M, U10], 0.1, 0.9 ** np.arange(24), [800.0, 1200.0])
     rep.save(tmp_path / "representation.nc")
     again = Representation.load(tmp_path)  # a model folder
-    assert again.channels == rep.channels and again.grid == GRID
+    assert again.channels == rep.channels
+    assert again.grid == GRID
     assert again.std == pytest.approx(rep.std)
     lag, distance = np.arange(48), np.linspace(0, 3000, 9)
     assert again.in_time(1, lag) == pytest.approx(rep.in_time(1, lag), abs=1e-5)

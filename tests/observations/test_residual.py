@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.special import eval_legendre
 from small_space import compiled, dense, dense_space, dense_time, make_space, places
 
 from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
-from appa.observations.representation import Representation
+from appa.observations.representation import Representation, estimate
 from appa.observations.residual import Correlated, conjugate_gradients, draw_residual
 
 T2M, U10, V10, SST = (
@@ -96,6 +97,34 @@ def test_correlation_by_wavenumbers(grid, name):
     assert root.T @ root == pytest.approx(expected, abs=1e-4)
 
 
+def test_draws_have_the_spectrum_of_r():
+    # r of spherical harmonics of degrees 5 to 9 only. A correlation measured up to 4000 km tells
+    # degrees apart by πR / 4000 km = 5: beyond 9 + 5 nothing may be left but rounding and noise.
+    grid, degrees = Grid("gaussian", 20, 40), np.arange(5, 10)
+    latitude, longitude = np.radians(places(grid))
+    p = np.stack([np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude)])
+    p = np.stack([*p, np.sin(latitude)], axis=-1)
+    rho = sum(eval_legendre(int(k), np.clip(p @ p.T, -1, 1)) for k in degrees) / len(degrees)
+    root = np.linalg.cholesky(rho + 1e-6 * np.eye(len(rho)))
+    rng = np.random.default_rng(0)
+    r = torch.from_numpy(rng.standard_normal((600, len(rho))) @ root.T).float()
+    r = 0.1 * r.reshape(25, 24, 1, *grid.shape)
+    space = make_space(grid, (T2M,))
+    rep = estimate(torch.zeros_like, r, grid, channels=space.standardizer.channels)
+    assert rep.dataset["spatial"].values.min() < -0.1
+    noise = torch.randn(25, 24, *grid.shape, generator=torch.Generator().manual_seed(0))
+    drawn = torch.from_numpy(rep.std[0]).float() * Correlated(rep, 0, 24).color(noise)
+
+    def power(x):  # about the equator, of zonal wavenumbers
+        return torch.fft.rfft(x[..., 8:12, :]).abs().square().mean((0, 1, 2))
+
+    found, expected = power(drawn), power(r[:, :, 0])
+    assert found.sum() / expected.sum() == pytest.approx(1.0, abs=0.05)
+    assert (found / expected)[:9] == pytest.approx(1.0, abs=0.3)
+    assert expected[14:].sum() / expected.sum() < 1e-5
+    assert found[14:].sum() / found.sum() < 5e-3
+
+
 # ---------------------------------------------------------------- conditioning
 
 
@@ -114,7 +143,8 @@ def test_exact_conditioning():
     a = matrix_of(operators, (2, *grid.shape)).reshape(-1, hours, 2, 40)
     own = a[:, :, 0].any((1, 2))
     h = a[:, :, 0].reshape(-1, hours * 40)
-    assert own.sum() == len(rows) and len(own) == len(rows) + 1
+    assert own.sum() == len(rows)
+    assert len(own) == len(rows) + 1
 
     b = dense(rep, 0, hours)
     exact = b @ h.T @ np.linalg.inv(h @ b @ h.T + np.eye(len(h)))
@@ -136,7 +166,8 @@ def test_hours_without_observations_and_channels_without():
     root = gain_and_root(operators, rep, space, channel=1)[1]
     assert root @ root.T == pytest.approx(dense(rep, 1, 3), abs=1e-5)
     nothing = draw_residual([None], torch.zeros(2, 0), rep, space, Given(2))
-    assert nothing[0].shape == (2, 1, 2, 5, 8) and nothing[1].used == 0
+    assert nothing[0].shape == (2, 1, 2, 5, 8)
+    assert nothing[1].used == 0
 
 
 def test_land_has_no_r():
@@ -189,7 +220,10 @@ def test_members_do_not_depend_on_their_batch():
         def draw(shape, *step):
             seeds = [hash((m, *step)) % 2**31 for m in members]
             return torch.stack(
-                [torch.randn(tuple(shape), generator=torch.Generator().manual_seed(s)) for s in seeds]
+                [
+                    torch.randn(tuple(shape), generator=torch.Generator().manual_seed(s))
+                    for s in seeds
+                ]
             )
 
         return draw
@@ -202,7 +236,8 @@ def test_members_do_not_depend_on_their_batch():
         operators, departure, rep, space, noise([0, 1, 2]), channels=[1], **options
     )
     assert torch.equal(one[:, :, 0], together[:, :, 1])
-    assert report.residual < 2e-5 and report.used == len(rows)
+    assert report.residual < 2e-5
+    assert report.used == len(rows)
 
 
 def test_solver():
@@ -212,13 +247,16 @@ def test_solver():
     b = torch.from_numpy(rng.standard_normal((4, 60)))
     exact = torch.linalg.solve(a, b.T).T
     v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 300)
-    assert torch.allclose(v, exact, rtol=1e-6, atol=1e-8) and steps < 300
+    assert torch.allclose(v, exact, rtol=1e-6, atol=1e-8)
+    assert steps < 300
     # an exact preconditioner needs one step; a budget too small is told
     direct = conjugate_gradients(lambda v: v @ a, b, lambda v: torch.linalg.solve(a, v.T).T, 1e-8)
     assert direct[1] == 1
     v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 5)
     found = ((v @ a - b).norm(dim=1) / b.norm(dim=1)).max()
-    assert steps == 5 and residual == pytest.approx(float(found)) and residual > 1e-3
+    assert steps == 5
+    assert residual == pytest.approx(float(found))
+    assert residual > 1e-3
 
 
 # ---------------------------------------------------------------- both stages
@@ -315,11 +353,13 @@ def test_spread_and_skill_with_each_stage_on_and_off():
     both = left @ covariance @ left.T + root @ root.T
     error = toy.error(left @ gain + k)
     off, regardless = toy.error(gain), covariance + toy.b
-    assert ratio(covariance, off) == pytest.approx(0.91, abs=0.02)
-    assert ratio(regardless, off) == pytest.approx(1.05, abs=0.02)
+    assert ratio(covariance, off) < 0.97
+    assert ratio(regardless, off) > 1.03
+    # not so at stations, of which x is known better than z: there D(z) alone spreads too much
+    assert ratio(covariance, off, toy.seen) > 1.03
     assert ratio(both, error) == pytest.approx(1.0, abs=0.01)
     assert ratio(both, error, toy.seen) == pytest.approx(1.0, abs=0.01)
     # the analysis fits its stations: from nearly half the decoder's error to the observations' own
     before, after = (np.sqrt(np.diag(e)[toy.seen].mean()) for e in (off, error))
-    print(before, after)
-    assert before > 0.03 and after < 0.0101
+    assert before > 0.03
+    assert after < 0.0101

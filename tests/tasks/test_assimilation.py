@@ -5,6 +5,8 @@ Whether posteriors are right is in `tests/exact`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +16,8 @@ import xarray as xr
 import appa.tasks.assimilation as assimilation
 from appa.errors import AppaError
 from appa.tasks.analyses import past_latents
-from appa.tasks.model import Model, load
+from appa.tasks.loading import load
+from appa.tasks.model import Model
 from appa.tasks.settings import Settings
 
 from . import small
@@ -220,3 +223,28 @@ def test_the_papers_setting(model):
     assert s.stride == model.config.sampling.stride
     a = model.reanalysis(stations(), START, 4, members=1, setting="paper", steps=3)
     assert np.isfinite(a["temperature"].values).all()
+
+
+# ---------------------------------------------------------------- gross errors
+
+
+@pytest.mark.parametrize("method", ["check", "huber"])
+def test_gross_errors_do_not_count(model, method):
+    r"""A value that is plausible, but far from anything the prior draws."""
+    good = stations()
+    bad = good.assign(value=np.where(good.index == 2, 320.0, good["value"]))
+    options = {"members": 2, "seed": 1, "steps": 12}
+    without = model.reanalysis(good.drop(index=2), START, 4, **options)
+    fooled = model.reanalysis(bad, START, 4, **options)
+    told = pytest.warns(UserWarning, match="1 observations left out: too far from the background")
+    with told if method == "check" else nullcontext():
+        kept = model.reanalysis(bad, START, 4, background=method, threshold=10.0, **options)
+    untouched = model.reanalysis(good, START, 4, background=method, threshold=10.0, **options)
+    name = "2m_temperature"
+
+    def distance(a, b):
+        return float(abs(a[name] - b[name]).max())
+
+    assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
+    share = distance(kept, without) / distance(fooled, without)
+    assert share < (1e-3 if method == "check" else 0.9)

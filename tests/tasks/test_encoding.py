@@ -19,7 +19,7 @@ from appa.data.writing import unfinished
 from appa.errors import DataError, StoreError
 from appa.tasks.encoding import Moments, encode
 from appa.tasks.folders import ModelError, digest, read_weights, write_weights
-from appa.tasks.model import load_autoencoder
+from appa.tasks.loading import load_autoencoder
 
 from . import small
 

@@ -11,7 +11,8 @@ import torch
 from appa.diffusion.sampling import draw
 from appa.errors import DataError
 from appa.tasks.folders import ModelError, digest, made_by, read_weights, write_weights
-from appa.tasks.model import Model, find, load
+from appa.tasks.loading import find, load
+from appa.tasks.model import Model
 
 from . import small
 
@@ -169,7 +170,7 @@ def test_draws_that_cannot_be(model, options, match):
 def test_names_of_models(folder, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="no model folder nowhere, and no bundled model 'nowhere'"):
         find("nowhere")
-    monkeypatch.setattr("appa.tasks.model.resources.files", lambda package: folder.parent / "x")
+    monkeypatch.setattr("appa.tasks.loading.resources.files", lambda package: folder.parent / "x")
     (folder.parent / "x").mkdir()
     (folder.parent / "x" / "models").symlink_to(folder.parent)
     assert find("small").samefile(folder)

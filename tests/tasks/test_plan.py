@@ -15,8 +15,9 @@ from appa.errors import DataError
 from appa.observations.reading import read_observations
 from appa.tasks.assimilation import forecast, reanalysis
 from appa.tasks.fields import fields
+from appa.tasks.loading import load
 from appa.tasks.measuring import _saved, measure
-from appa.tasks.model import Model, load
+from appa.tasks.model import Model
 from appa.tasks.plan import Passes, coverage, passes, plan, seen_hours
 from appa.tasks.settings import Settings
 

@@ -32,6 +32,10 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Another seed, another ense
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Refuse observations of which any cannot be used.")
 ]
+ThinOption = Annotated[
+    float | None,
+    typer.Option(metavar="KM", help="Keep observations of a kind this far apart only."),
+]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Where networks run; by default CUDA where there is one.")
 ]
@@ -59,6 +63,7 @@ def reanalysis(
     members: MembersOption = 8,
     seed: SeedOption = 0,
     strict: StrictOption = False,
+    thin: ThinOption = None,
     device: DeviceOption = None,
     batch: BatchOption = None,
 ) -> None:
@@ -73,7 +78,7 @@ def reanalysis(
     _ready(out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used = _read(observations, start, hours, strict, loaded)
+    used = _read(observations, start, hours, strict, thin, loaded)
     with told():
         ds = run(
             loaded,
@@ -105,6 +110,7 @@ def filtering(
         Path | None, typer.Option(help="Write the hours before the last too, to this place.")
     ] = None,
     strict: StrictOption = False,
+    thin: ThinOption = None,
     device: DeviceOption = None,
     batch: BatchOption = None,
 ) -> None:
@@ -120,7 +126,7 @@ def filtering(
         _ready(window_out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used = _read(observations, start, hours, strict, loaded)
+    used = _read(observations, start, hours, strict, thin, loaded)
     run, place = (filtering, out) if window_out is None else (reanalysis, window_out)
     with told():
         ds = run(
@@ -212,9 +218,12 @@ def _ready(out: Path) -> None:
         typer.echo(f"{out}.run holds an earlier run: going on with it", err=True)
 
 
-def _read(sources: list[str], start: str, hours: int, strict: bool, model: Model) -> Observations:
+def _read(
+    sources: list[str], start: str, hours: int, strict: bool, thin: float | None, model: Model
+) -> Observations:
     r"""Reads the observations of a period, and tells which are used and which are not."""
     from ..errors import DataError
+    from ..observations import thinning
     from ..observations.reading import read_observations
     from ..tasks.plan import coverage
 
@@ -224,6 +233,8 @@ def _read(sources: list[str], start: str, hours: int, strict: bool, model: Model
         raise DataError(
             f"some observations cannot be used, which --strict refuses:\n{found.report()}"
         )
+    if thin is not None:
+        found = thinning.thin(found, thin)
     typer.echo(found.summary().to_string())
     typer.echo(found.report())
     hour, ever = coverage(found, model.grid)

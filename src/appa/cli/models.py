@@ -115,7 +115,7 @@ def representation(
 
     from ..evaluation.representing import represent
     from ..observations.representation import FILE
-    from ..tasks.model import load
+    from ..tasks.loading import load
 
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = represent(load(model, place), data, split, count=count, batch=batch, seed=seed)

@@ -118,6 +118,18 @@ def drawing(
         bool | None,
         typer.Option("--residual/--no-residual", help="Draw it too.", rich_help_panel=DRAWING),
     ] = None,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            help="Observations far from what the prior draws: none, check (left out) or huber "
+            "(count for less).",
+            rich_help_panel=DRAWING,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="How far, in standard deviations.", rich_help_panel=DRAWING),
+    ] = None,
 ) -> dict[str, Any]:
     r"""How an ensemble is drawn: a named setting, and single ones that differ from it."""
     return locals()
@@ -162,7 +174,7 @@ def load(model: str, device: str | None) -> Model:
     r"""Loads a model to a device, by default a GPU where there is one."""
     import torch
 
-    from ..tasks.model import load
+    from ..tasks.loading import load
 
     return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
 

@@ -57,7 +57,7 @@ def autoencoder(
     """
     from ..evaluation.files import about
     from ..evaluation.reconstruction import score_autoencoder, summarize
-    from ..tasks.model import load
+    from ..tasks.loading import load
 
     _ready(out / "autoencoder.nc", figures)
     place = _device(device)
@@ -111,7 +111,7 @@ def prior(
     from ..errors import DataError
     from ..evaluation.files import about
     from ..evaluation.prior import score_prior, summarize
-    from ..tasks.model import load
+    from ..tasks.loading import load
 
     try:
         lengths = [int(length) for length in hours.split(",")]

@@ -248,6 +248,7 @@ def _config(files: Files, weights: Tensors, stats: xr.Dataset | None) -> Config:
     if patch[1:] != [1, 1]:
         raise vit.wrong("patch_size", "patches of hours, [2, 1, 1]")
     window = train["blanket_size"]
+    past = min(12, window // 2)
     if type(window) is not int or window < 2:
         raise train.wrong("blanket_size", "hours of a window")
 
@@ -279,7 +280,8 @@ def _config(files: Files, weights: Tensors, stats: xr.Dataset | None) -> Config:
             "sigma_min": train["sigma_min"],
             "sigma_max": train["sigma_max"],
         },
-        "sampling": base["sampling"] | {"stride": _stride(window), "past": min(12, window // 2)},
+        "sampling": base["sampling"]
+        | {"stride": _stride(window), "past": past, "new": min(12, window - past)},
     }
     return parse_config(values, f"what was made of {ae.path} and {vit.path}")
 

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
-from pandas.util import hash_pandas_object
+from pandas.core.util.hashing import hash_pandas_object
 
 from ..data.clock import as_datetime64
 from ..errors import DataError

@@ -120,7 +120,9 @@ class Mixture:
         if not isinstance(self.atoms, SpaceAtoms):
             return self._sum(distance, self.parts)
         # Polynomials of all pairs of points would take minutes: a spline is within 1e-6 of them.
-        return self._spline(distance) + self._sum(distance, [part for part in self.parts if part[0] == 0])
+        return self._spline(distance) + self._sum(
+            distance, [part for part in self.parts if part[0] == 0]
+        )
 
     def _sum(self, distance: Array, parts: list[tuple[int, float]]) -> Array:
         total = np.zeros_like(distance)

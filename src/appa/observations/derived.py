@@ -37,9 +37,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.saturation import SATURATION, TRIPLE
 from ..data.variables import G, standard_height
 from ..errors import DataError
-from ..data.saturation import SATURATION, TRIPLE
 from .heights import station_pressure
 from .observables import REGISTRY, Observable, family, observable
 

@@ -137,7 +137,7 @@ def _melt(frame: pd.DataFrame, told: dict[str, str], where: str) -> tuple[pd.Dat
         if recognise(key) is None:
             close = difflib.get_close_matches(key, [*NAMES, *observables.known()], cutoff=0.85)
             if sd or close or key in told:
-                seen = int(frame[key].notna().sum())
+                seen = int(np.sum(frame[key].notna().to_numpy()))
                 unknown.append(checks.table({checks.UNKNOWN: (seen, f"{where} column {key!r}")}))
             continue
         part = base.assign(variable=key, value=frame[key], units=told.get(key, ""))
@@ -174,7 +174,7 @@ def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str
         used.append("")
         if known is not None:
             target = observables.find(names[k]).units
-            used[k] = rules.units.get(names[k]) or raw_units[j] or implied or target
+            used[k] = str(rules.units.get(names[k]) or raw_units[j] or implied or target)
             scale[k], offset[k] = conversion(used[k], target, names[k])
             if level is not None:
                 mine = (pair == k) & np.isnan(number["level"])

@@ -53,7 +53,9 @@ __all__ = ["FILE", "Representation", "estimate"]
 
 FILE = "representation.nc"
 KIND = netcdf.Kind(
-    "representation", "a representation error", "estimate one with: appa representation MODEL STORE"
+    "representation",
+    "a representation error",
+    "estimate one with: appa representation MODEL --data STORE",
 )
 
 Array = NDArray[np.float64]

@@ -13,8 +13,8 @@ optimal interpolation with perturbed observations,
 
 with :math:`r_b` and :math:`e'` drawn from their distributions. It is exact for the covariance
 :math:`B = S (T \otimes \Sigma) S` of :mod:`appa.observations.representation`. :math:`H`
-interpolates, as :math:`\mathcal{A}` does. Away from observations :math:`r` is as free as before,
-since :math:`\Sigma` has a compact support. Over land that of the sea surface is zero.
+interpolates, as :math:`\mathcal{A}` does. A few correlation lengths away from observations
+:math:`r` is as free as before. Over land that of the sea surface is zero.
 
 Nothing is ever as large as observations times observations. A correlation that depends on distance
 is a convolution along parallels: after a Fourier transform in longitude :math:`\Sigma` falls apart

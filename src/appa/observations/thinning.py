@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
-from pandas.util import hash_pandas_object
+from pandas.core.util.hashing import hash_pandas_object
 
 from ..data.grids import RADIUS, Grid
 from ..errors import DataError
@@ -129,7 +129,7 @@ def _apart(places: NDArray, distance: float) -> NDArray:
             before = len(kept)
             for k, neighbours in zip(batch, near, strict=True):
                 if not gone[k]:
-                    kept.append(left[k])
+                    kept.append(int(left[k]))
                     gone[neighbours] = True
             # those next in order may be next in place as well, and be gone with the first
             size = 2 * size if 4 * (len(kept) - before) > size else max(size // 2, 16)
@@ -148,8 +148,8 @@ def _first_of(pairs: NDArray, number: int) -> NDArray:
 
     edges = csr_array((np.ones(len(pairs), dtype=bool), pairs.T), shape=(number, number))
     gone = np.zeros(number, dtype=np.uint8)
-    look = memoryview(gone)  # a single value of which is read five times faster
-    start = edges.indptr.tolist()
+    look = memoryview(gone.data)  # a single value of which is read five times faster
+    start: list[int] = edges.indptr.tolist()  # type: ignore[assignment]
     for k in np.flatnonzero(np.diff(edges.indptr)).tolist():
         if not look[k]:
             gone[edges.indices[start[k] : start[k + 1]]] = 1

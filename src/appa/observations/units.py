@@ -234,7 +234,8 @@ def looks_like(
         units: The unit they are said to be in, by default the observable's own.
 
     Returns:
-        The units that fit, the usual ones first; none where the values are what they are said to be.
+        The units that fit, the usual ones first; none where the values are what they are said
+        to be.
     """
     target = observables.find(name).units
     values, low, high = (np.asarray(a) for a in np.broadcast_arrays(values, low, high))

@@ -27,8 +27,12 @@ from torch import Tensor
 from ..costs import decoder_convolutions
 from ..data.clock import as_datetime64
 from ..errors import DataError
+from ..observations.checks import join
+from ..observations.operators import StateSpace, compile_observations
+from ..observations.reading import read_observations
 from ..progress import progress
 from .analyses import past_latents
+from .background import against_prior
 from .ensembles import EnsembleArrays, provenance
 from .fields import free_memory
 from .model import Model
@@ -150,9 +154,6 @@ def given_observations(
     model: Model, observations: Any, start: Any, hours: int, settings: Settings
 ) -> tuple[Posterior, Any]:
     r"""The posterior given observations, and those of them that were used."""
-    from ..observations.operators import StateSpace, compile_observations
-    from ..observations.reading import read_observations
-
     first = as_datetime64(start)
     if first.ndim or first != first.astype("datetime64[h]"):
         raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
@@ -161,7 +162,8 @@ def given_observations(
     times = first + HOUR * np.arange(hours)
     if observations is None:
         return Posterior(model, times, settings), None
-    used = read_observations(observations).between(first, hours)
+    levels = model.config.data.levels
+    used = read_observations(observations, levels=levels).between(first, hours)
     operators = compile_observations(used, StateSpace.of(model), times)
     if not any(op is not None for op in operators):
         raise DataError(
@@ -169,6 +171,10 @@ def given_observations(
             f"{operators.excluded.to_string(index=False)}"
         )
     left_out = operators.excluded
+    if settings.background != "none":
+        prior = Posterior(model, times, settings)
+        operators, far = against_prior(prior, operators, settings.background, settings.threshold)
+        left_out = join([left_out, far])
     for reason, count, example in left_out[["reason", "count", "example"]].to_numpy().tolist():
         warnings.warn(f"{count} observations left out: {reason} ({example})", stacklevel=3)
     rep = model.representation

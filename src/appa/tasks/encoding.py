@@ -43,7 +43,8 @@ from ..errors import DataError, StoreError
 from ..nn.autoencoder import Autoencoder
 from ..progress import Progress, progress
 from .folders import ModelError, check_grid, digest, read_statistics
-from .model import find, load_autoencoder, standardizer
+from .loading import find, load_autoencoder
+from .model import standardizer
 from .ranks import distributed
 
 __all__ = ["encode"]

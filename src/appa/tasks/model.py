@@ -13,7 +13,6 @@ Everything outside :mod:`appa.nn` and :mod:`appa.diffusion` that says "latents" 
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,29 +23,20 @@ from torch import Tensor
 from ..config import Config
 from ..data.clock import as_datetime64
 from ..data.grids import Grid
-from ..data.layout import COORDINATES
 from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import draw
-from ..errors import DataError, nearest
+from ..errors import DataError
 from ..nn.autoencoder import Autoencoder
 from ..observations.representation import FILE as REPRESENTATION
 from ..observations.representation import Representation
-from ..progress import progress
-from .building import build_autoencoder, build_denoiser
 from .folders import (
     AUTOENCODER,
-    CONFIG,
     DENOISER,
     UNDEFINED,
     ModelError,
     digest,
-    fit,
-    made_by,
-    read_config,
-    read_statistics,
     read_weights,
-    some,
     whole,
     write_config,
     write_statistics,
@@ -56,7 +46,7 @@ from .folders import (
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Model", "bundled", "find", "load", "load_autoencoder"]
+__all__ = ["Model", "standardizer"]
 
 
 class Model:
@@ -184,35 +174,23 @@ class Model:
         x = self.autoencoder.decode(raw.reshape(-1, *raw.shape[-3:]))
         return x.reshape(*z.shape[:-3], *x.shape[1:])
 
-    @torch.no_grad()
-    def to_dataset(self, z: Tensor, times: Any, batch: int = 8) -> xr.Dataset:
+    def to_dataset(self, z: Tensor, times: Any, **options: Any) -> xr.Dataset:
         r"""Decodes trajectories into a canonical dataset.
 
         Arguments:
             z: Standardized latents, with shape :math:`(M, L, c, h, w)`.
             times: Their :math:`L` hours.
-            batch: The number of states decoded at once.
+            options: `variables`, `levels`, `latents`, `negatives`, `batch`, see
+                :class:`appa.tasks.ensembles.Ensemble`.
 
         Returns:
             A dataset with dimensions `(member, time, ...)`. Of a model without named channels, one
             with a variable `state` that has dimensions `(member, time, channel, latitude,
             longitude)`, standardized.
         """
-        states = torch.empty(*z.shape[:2], *self.config.state_shape)
-        flat, out = z.flatten(0, 1), states.flatten(0, 1)
-        with progress(len(flat), "decoding", unit="states") as p:
-            for i in range(0, len(flat), batch):
-                x = self.decode(flat[i : i + batch].to(self.device)).cpu()
-                out[i : i + batch] = x
-                p.advance(len(x))
-        if self.standardizer is not None:
-            return self.standardizer.to_dataset(states, times, self.grid)
-        if self.unnamed:
-            return _unnamed(states, times, self.grid)
-        raise ModelError(
-            f"{self.origin} has no statistics of its states, whose physical values are therefore "
-            "unknown; import it again with them: appa import-official RUN OUT --statistics FILE"
-        )
+        from .ensembles import to_dataset
+
+        return to_dataset(self, z, times, **options)
 
     @property
     def unnamed(self) -> bool:
@@ -263,7 +241,7 @@ class Model:
             raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
         times = first + np.arange(hours) * np.timedelta64(3600, "s")
         z = draw(self.denoiser, times, members, stride=stride, steps=steps, seed=seed, batch=batch)
-        return self.to_dataset(z, times, batch)
+        return self.to_dataset(z, times, batch=batch)
 
     def reanalysis(
         self,
@@ -365,98 +343,6 @@ class Model:
         return f"Model({self.origin}: states {shape}, latents {latent}, {denoiser})"
 
 
-# ---------------------------------------------------------------- loading
-
-
-def load(name_or_folder: str | Path, device: str | torch.device | None = None) -> Model:
-    r"""Loads a model.
-
-    Arguments:
-        name_or_folder: A bundled model, a folder that training wrote, or an imported model.
-        device: Where its networks go, by default the CPU.
-
-    Example:
-        >>> model = load("planet")
-    """
-    folder = find(name_or_folder)
-    config, autoencoder = load_autoencoder(folder)
-    denoiser, mean, std = None, None, None
-    if (folder / DENOISER).exists():
-        _check_made_by(folder, autoencoder)
-        denoiser, mean, std = _load_denoiser(folder, config)
-    statistics = read_statistics(folder, config)
-    path, rep = folder / REPRESENTATION, None
-    if path.exists():
-        rep = Representation.load(path)
-    model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder), rep)
-    return model if device is None else model.to(device)
-
-
-def load_autoencoder(folder: Path) -> tuple[Config, Autoencoder]:
-    r"""The configuration and the autoencoder of a model folder."""
-    config = read_config(folder)
-    weights = read_weights(folder / AUTOENCODER)
-    autoencoder = build_autoencoder(config)
-    fit(autoencoder, weights, folder / AUTOENCODER)
-    return config, autoencoder
-
-
-def _check_made_by(folder: Path, autoencoder: Autoencoder) -> None:
-    r"""Raises where the denoiser says that it knows the latents of another autoencoder."""
-    path, found = folder / DENOISER, made_by(folder / DENOISER)
-    if found is not None and found != (here := digest(autoencoder.state_dict())):
-        raise ModelError(
-            f"{path} was trained on latents of the autoencoder {found[:12]}, but {AUTOENCODER} "
-            f"beside it is {here[:12]}: another one, or trained further since. Copy the whole "
-            "model folder again; or move the denoiser away, encode again and train it anew"
-        )
-
-
-def _load_denoiser(folder: Path, config: Config) -> tuple[Denoiser, Tensor, Tensor]:
-    path = folder / DENOISER
-    tensors = read_weights(path)
-    latents = {name: tensors.pop(f"latents.{name}", None) for name in ("mean", "std")}
-    channels = config.latent_shape[0]
-    for name, tensor in latents.items():
-        if tensor is None or tensor.shape != (channels,):
-            found = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
-            raise ModelError(
-                f"{path}: found {found} for latents.{name}, expected {channels} numbers; it is no "
-                f"denoiser of this model: copy the whole model folder again"
-            )
-    denoiser = build_denoiser(config)
-    fit(denoiser, {name.removeprefix("denoiser."): t for name, t in tensors.items()}, path)
-    return denoiser, latents["mean"], latents["std"]  # type: ignore[return-value]
-
-
-def bundled() -> dict[str, Path]:
-    r"""The models that come with the package, by name."""
-    root = Path(str(resources.files("appa"))) / "models"
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    return {folder.name: folder for folder in folders if (folder / CONFIG).is_file()}
-
-
-def find(name_or_folder: str | Path) -> Path:
-    r"""The folder of a model, by the name of a bundled one or by its path."""
-    models, name, folder = bundled(), str(name_or_folder), Path(name_or_folder).expanduser()
-    if name in models:
-        return models[name]
-    if any(folder.glob("latents/*/ae")) and not (folder / AUTOENCODER).exists():
-        raise ModelError(
-            f"{folder} is a run in the layout of the authors' checkpoints; convert it with: appa "
-            f"import-official {folder} OUT"
-        )
-    if (folder / CONFIG).is_file():
-        return folder
-    if folder.is_dir():
-        names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
-        raise ModelError(
-            f"{folder} is no model folder: it has no {CONFIG}, and holds {some(names) or 'nothing'}"
-        )
-    known = f"{nearest(name, models)}" if models else "; no models are bundled"
-    raise ModelError(f"there is no model folder {folder}, and no bundled model {name!r}{known}")
-
-
 def standardizer(config: Config, statistics: xr.Dataset | None) -> Standardizer | None:
     r"""What standardizes the states of a model, where its statistics are known."""
     if statistics is None or config.data.unnamed:
@@ -465,19 +351,3 @@ def standardizer(config: Config, statistics: xr.Dataset | None) -> Standardizer 
     if mask is None and "land_sea_mask" in statistics:
         mask = statistics["land_sea_mask"].values
     return Standardizer.from_config(config, statistics, mask)
-
-
-def _unnamed(x: Tensor, times: Any, grid: Grid) -> xr.Dataset:
-    r"""States whose channels have numbers only."""
-    import xarray as xr
-
-    dims = ("member", "time", "channel", "latitude", "longitude")
-    coords: dict[str, Any] = {
-        "member": ("member", np.arange(x.shape[0]), {"long_name": "member"}),
-        "time": ("time", as_datetime64(times).astype("datetime64[ns]"), COORDINATES["time"]),
-        "channel": ("channel", np.arange(x.shape[2])),
-        "latitude": ("latitude", np.asarray(grid.latitude), COORDINATES["latitude"]),
-        "longitude": ("longitude", np.asarray(grid.longitude), COORDINATES["longitude"]),
-    }
-    attrs = {"long_name": "standardized state", "units": "1"}
-    return xr.Dataset({"state": (dims, x.numpy(), attrs)}, coords)

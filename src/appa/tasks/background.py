@@ -1,0 +1,66 @@
+r"""Gross errors that pass for plausible: observations against what the prior draws.
+
+An unconditional ensemble of the period says what is usual at each place and hour, with mean
+:math:`\bar{a}` and standard deviation :math:`s` over members. With `check`, an observation farther
+than :math:`k \sqrt{s^2 + \sigma^2}` from :math:`\bar{a}` is left out; with `huber`, its error is
+inflated as Huber's likelihood would have it, from where that distance is :math:`k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+
+from ..observations.checks import BACKGROUND, background_check, huber_weights, table
+from ..observations.operators import HourOperator
+from .posterior import Posterior
+
+__all__ = ["against_prior"]
+
+MEMBERS = 16
+SEED = 2**31  # not that of any member of the ensemble
+OUT = 1e6  # what the error of an observation is multiplied by that is left out
+
+
+@torch.no_grad()
+def against_prior(
+    prior: Posterior, operators: Sequence[HourOperator | None], method: str, threshold: float
+) -> tuple[list[HourOperator | None], pd.DataFrame]:
+    r"""Compares observations with the prior.
+
+    Arguments:
+        prior: The prior over their hours.
+        operators: The observations of each hour.
+        method: `"check"` or `"huber"`.
+        threshold: The number :math:`k` of standard deviations.
+
+    Returns:
+        The operators, with errors inflated, and a table of what was left out, with columns
+        `reason`, `count` and `example`.
+    """
+    z = prior.draw(range(MEMBERS), SEED, batch=8)
+    found: list[HourOperator | None] = []
+    count, example = 0, ""
+    for hour, operator in enumerate(operators):
+        if operator is None:
+            found.append(None)
+            continue
+        operator = operator.to(prior.model.device)
+        # in units of the observation's error, and with that of the mean of few members
+        departure = torch.cat([operator.departure(prior.model.decode(z[m : m + 1, hour]))
+                               for m in range(MEMBERS)])  # fmt: skip
+        mean, spread = departure.mean(0), departure.std(0) * (1 + 1 / MEMBERS) ** 0.5
+        error = torch.ones_like(mean)
+        if method == "huber":
+            factor = huber_weights(mean, (spread**2 + error**2) ** 0.5, threshold)
+        else:
+            far = background_check(mean, spread, error, threshold)
+            factor = torch.where(far, OUT, 1.0)
+            if far.any():
+                row = operator.rows.iloc[int(far.nonzero()[0])]
+                example = example or f"{row['variable']} of {row['value']:.6g} at {operator.hour}"
+                count += int(far.sum())
+        found.append(operator.inflate(factor))
+    return found, table({BACKGROUND: (count, example)} if count else {})

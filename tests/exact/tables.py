@@ -1,0 +1,295 @@
+r"""The tables of `README.md`: each a header and rows, computed.
+
+`python tools/exact_table.py` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from appa.diffusion.guidance import GUIDANCES
+from appa.diffusion.sampling import Sampler
+
+from .affine import Errors, compare, paired
+from .cases import CASES, Case, long, mixed, single
+from .composition import chained, composed
+from .drawing import (
+    composed_draws,
+    converged,
+    default_guidance,
+    default_sampler,
+    draw,
+    plan,
+    sequential_draws,
+)
+from .mixtures import MIXTURES
+from .posteriors import Gaussian
+from .priors import GaussianDenoiser
+from .processes import Process, ar2
+
+__all__ = ["TABLES", "Table"]
+
+
+@dataclass
+class Table:
+    r"""A table, with a heading for each column."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(x: float, sign: bool = False) -> str:
+    r"""A relative error; below 100 %, with a digit after the point."""
+    digits = 0 if abs(x) >= 1 else 1 if abs(x) >= 0.001 else 2
+    return f"{100 * x:{'+' if sign else ''}.{digits}f} %"
+
+
+NAMES = {"ar1": "AR(1)", "ar2": "AR(2)"}
+COLUMNS = ["mean", "covariance", "observed", "unobserved", "smallest", "largest"]
+
+
+def cells(e: Errors) -> list[str]:
+    signed = [percent(x, True) for x in (e.seen, e.unseen, e.smallest, e.largest)]
+    return [f"{e.mean:.3f}", percent(e.cov), *signed]
+
+
+def one_window() -> Table:
+    r"""Trajectories up to a window, converged solves."""
+    rows = []
+    for memory in ("ar1", "ar2"):
+        for name, x in (
+            ("dense", long("dense", memory, 24, 4)),
+            ("dense, 9 hours", long("dense", memory, 9, 4)),
+            ("mixed 1 % and 10 %", mixed(memory, dims=3, count=6)),
+            ("one observation", single(0.1, memory)),
+            ("none", long("none", memory, 24, 4)),
+        ):
+            e = compare(composed_draws(x).moments(), x.posterior, x.network.seen)
+            size = f"{len(x.network)} / {x.hours * x.process.dims}"
+            rows.append([NAMES[memory], name, size, *cells(e)])
+    return Table(["memory", "case", "observations / latents", *COLUMNS], rows)
+
+
+STDS = (0.01, 0.03, 0.1, 1.0)
+
+
+def variances(sampler: Sampler) -> np.ndarray:
+    r"""The variance, relative to the exact, of numbers of standard deviation 0.01, 0.03, 0.1 and 1.
+
+    Any well-observed direction is one of these. Corrections are linear in their noise too, so one
+    member a noise says all.
+    """
+    denoiser = GaussianDenoiser(Process((0.0,), np.diag(np.square(STDS))), window=1)
+    noises = 1 + (sampler.steps * sampler.corrections if "corrector" in sampler.name else 0)
+    basis = np.repeat(np.eye(noises), len(STDS), axis=1)  # all numbers, one noise
+    z = draw(denoiser, [None], basis, 1, 1, sampler)
+    return (z**2).sum(axis=0) / np.square(STDS) - 1
+
+
+def samplers() -> Table:
+    r"""Samplers, by what they make of directions known to a standard deviation."""
+    rows = []
+    d = default_sampler()
+    for name, sampler in {
+        "`multistep`, the default": d,
+        "`multistep`": Sampler("multistep", 16),
+        "`multistep` ": Sampler("multistep", 64),
+        "`ddim`": Sampler("ddim", 32),
+        "`ddim` ": Sampler("ddim", 256),
+        "`predictor-corrector`, the paper's": Sampler("predictor-corrector", 32),
+        "`predictor-corrector`": Sampler("predictor-corrector", 256),
+    }.items():
+        values = [percent(v, True) for v in variances(sampler)]
+        rows.append([name.strip(), str(sampler.evaluations), *values])
+    return Table(["sampler", "evaluations", *[f"sd {s:g}" for s in STDS]], rows)
+
+
+def window_cases() -> dict[str, Case]:
+    return {"dense": long("dense", "ar2", 24, 4), "mixed": mixed("ar2", dims=3, count=6)}
+
+
+def solvers() -> Table:
+    r"""MMPS with solves that stop early."""
+    rows = []
+    s = default_guidance()
+    settings = [("gmres", n, 0.0) for n in (1, 2, 5, 10, 20)]
+    settings += [("cg", n, 0.0) for n in (2, 5, 10, 20)]
+    settings += [("gmres", 1000, 0.1), ("gmres", 1000, 0.01), ("gmres", 1000, 0.001)]
+    settings += [(s.solver, s.iterations, s.tolerance)]
+    exact = {}
+    for name, x in window_cases().items():
+        near = composed_draws(x)
+        exact[name] = (x, near, near.moments())
+    for i, (solver, iterations, tolerance) in enumerate(settings):
+        row = [f"`{solver}`"]
+        row.append(f"{iterations}" if iterations < 1000 else "any")
+        row.append(f"{tolerance:g}" if tolerance else "–")
+        if i == len(settings) - 1:
+            row[0] += ", the default"
+        for x, near, known in exact.values():
+            g = GUIDANCES["mmps"](solver=solver, iterations=iterations, tolerance=tolerance)
+            d = composed_draws(x, guidance=g)
+            got = paired(d.sample, near.sample, d.size, 128, known)
+            e = compare(got, x.posterior, x.network.seen)
+            products = g.products / default_sampler().evaluations
+            row += [f"{products:.1f}", f"{e.mean:.2f}", percent(e.seen, True)]
+        rows.append(row)
+    header = ["solver", "iterations", "tolerance"]
+    for name in window_cases():
+        header += [f"{name}: products", "mean", "observed"]
+    return Table(header, rows)
+
+
+def guidances() -> Table:
+    r"""Other guidances, from 1024 draws beside those of converged MMPS."""
+    rows = []
+    for name in GUIDANCES:
+        row = [f"`{name}`"]
+        for x in window_cases().values():
+            near = composed_draws(x)
+            d = near
+            if name != "mmps":
+                g = GUIDANCES[name](iterations=1000, tolerance=1e-6)
+                d = composed_draws(x, guidance=g)
+            got = near.moments()
+            if d is not near:
+                got = paired(d.sample, near.sample, d.size, 1024, got)
+            e = compare(got, x.posterior, x.network.seen)
+            row += [f"{e.mean:.2f}", percent(e.seen, True), f"{e.spread:.2f}"]
+        rows.append(row)
+    header = ["guidance"]
+    for name in window_cases():
+        header += [f"{name}: mean", "observed", "spread"]
+    return Table(header, rows)
+
+
+TRUTHS = 16
+
+
+def averaged(method: Callable[[Case], Gaussian], case: str, memory: str, **kwargs) -> list[str]:
+    r"""The errors of a method: those of the mean are averages over truths, whose covariance is
+    the same."""
+    away, lost, spread, exact = [], [], 0.0, 0.0
+    errors = None
+    for seed in range(TRUTHS):
+        x = long(case, memory, seed=seed, **kwargs)
+        got = method(x)
+        errors = compare(got, x.posterior, x.network.seen)
+        away.append(errors.mean**2)
+        lost.append(((got.mean - x.posterior.mean) ** 2).sum())
+        spread, exact = np.trace(got.cov), np.trace(x.posterior.cov)
+    assert errors is not None
+    skill = np.sqrt((exact + np.mean(lost)) / exact)
+    ratio = np.sqrt(spread / (exact + np.mean(lost)))
+    return [percent(errors.cov), f"{np.sqrt(np.mean(away)):.2f}", f"×{skill:.2f}", f"{ratio:.2f}"]
+
+
+METHODS: dict[str, Callable[[Case], Gaussian]] = {
+    "composed": composed,
+    "sequential": lambda x: chained(x, plan(x)),
+    "sequential, 4 sweeps": lambda x: chained(x, plan(x, sweeps=4)),
+    "sequential, 2 hours given, 4 sweeps": lambda x: chained(x, plan(x, past=2, sweeps=4)),
+}
+
+
+def lengths(memories: tuple[str, ...] = ("ar1", "ar2")) -> Table:
+    r"""Three days in windows of one, against the smoother."""
+    rows = []
+    for memory in memories:
+        for name, method in METHODS.items():
+            row = [NAMES[memory], name]
+            for case in CASES:
+                row.append(", ".join(averaged(method, case, memory)))
+            rows.append(row)
+    return Table(["memory", "windows", *CASES], rows)
+
+
+def agreement() -> Table:
+    r"""The package's draws against the references of the table above."""
+    rows = []
+    for name, draws, reference in (
+        ("composed", composed_draws, composed),
+        ("sequential", sequential_draws, METHODS["sequential"]),
+    ):
+        row = [name]
+        for case in CASES:
+            x = long(case)
+            e = compare(draws(x).moments(), reference(x), x.network.seen)
+            row.append(percent(e.cov))
+        rows.append(row)
+    return Table(["windows", *CASES], rows)
+
+
+def memory_hours() -> float:
+    r"""The memory of the AR(2): the sum of its autocorrelations, of both signs of lag."""
+    return float(2 * ar2(np.eye(1)).autocorrelation(2000).sum() - 1)
+
+
+def windows() -> Table:
+    r"""The bias of composition by the window's length over the memory, over four days."""
+    rows = []
+    for window, stride in (
+        (8, 4),
+        (16, 8),
+        (24, 12),
+        (24, 6),
+        (24, 2),
+        (32, 16),
+        (48, 24),
+        (64, 32),
+    ):
+        row = [str(window), str(stride), f"{window / memory_hours():.2f}"]
+        for case in (*CASES, "none"):
+            x = long(case, hours=96, dims=1)
+            e = compare(composed(x, window, stride), x.posterior)
+            row.append(percent(e.cov) + f", {e.spread:.2f}")
+        rows.append(row)
+    return Table(["window", "stride", "window / memory", *CASES, "none"], rows)
+
+
+def mixtures() -> Table:
+    r"""Weights of modes, in points, the worst of each mixture."""
+    settings: dict[str, tuple[Sampler, str]] = {
+        "`mmps`, the default": (default_sampler(), "mmps"),
+        "`mmps`, the paper's `predictor-corrector`": (Sampler("predictor-corrector", 32), "mmps"),
+        "`mmps`, 128 steps with 8 corrections of 0.2": (
+            Sampler("predictor-corrector", 128, corrections=8, delta=0.2),
+            "mmps",
+        ),
+    }
+    settings |= {f"`{name}`": (default_sampler(), name) for name in GUIDANCES if name != "mmps"}
+    rows = []
+    for label, (sampler, guidance) in settings.items():
+        row = [label, str(sampler.evaluations)]
+        for m in MIXTURES.values():
+            g = converged() if guidance == "mmps" else GUIDANCES[guidance]()
+            off = np.abs(m.drawn(4096, sampler=sampler, guidance=g) - m.posterior()).max()
+            row.append(f"{100 * off:.0f}")
+        rows.append(row)
+    return Table(["guidance", "evaluations", *[f"y = {name}" for name in MIXTURES]], rows)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "one window": one_window,
+    "samplers": samplers,
+    "solvers": solvers,
+    "guidances": guidances,
+    "lengths": lengths,
+    "agreement": agreement,
+    "windows": windows,
+    "mixtures": mixtures,
+}
+
+
+def read(text: str, name: str) -> Iterator[list[str]]:
+    r"""The rows of a table of the page, without its header."""
+    block = text.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
+    for line in block.strip().splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,0 +1,64 @@
+r"""What `docs/observations.md` shows, runs, and prints what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from appa.cli import application
+from appa.observations.observables import REGISTRY, find
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "observations.md").read_text()
+
+
+@pytest.fixture
+def registry():
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def test_the_page_from_top_to_bottom(tmp_path, monkeypatch, capsys, registry):
+    monkeypatch.chdir(tmp_path)
+    (csv,) = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
+    Path("stations.csv").write_text(csv)
+    (block,) = re.findall(r"<!-- begin commands -->(.*?)<!-- end commands -->", PAGE, re.S)
+    commands = [shlex.split(line) for line in block.strip().splitlines()]
+    assert len(commands) == 2
+    for name, *arguments in commands:
+        assert name == "appa"
+        result = CliRunner().invoke(application(), arguments)
+        if result.exception is not None:
+            raise result.exception
+
+    printed = re.findall(r"```text\n(.*?)```", PAGE, re.S)
+    scope: dict = {}
+    capsys.readouterr()
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) == 7
+    outputs = []
+    for lines in blocks:
+        exec(compile(lines, "observations.md", "exec"), scope)
+        outputs.append(capsys.readouterr().out)
+    assert [out for out in outputs if out][:2] == printed
+    assert find("wind_power").units == "W m-2"
+    assert {"temperature", "2m_temperature"} <= set(scope["observations"].variables)
+
+
+def test_its_options_exist():
+    shown = CliRunner().invoke(application(), ["observe", "--help"], env={"COLUMNS": "200"})
+    known = set(re.findall(r"--[a-z][a-z-]*", shown.output))
+    assert set(re.findall(r"(?<![\w<!-])--[a-z][a-z-]*", PAGE)) <= known
+
+
+def test_the_example_has_what_the_page_promises():
+    r"""A dozen rows, counted by hand: a NaN, a pole, a misspelling and a repetition are left out."""
+    (csv,) = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
+    assert len(csv.strip().splitlines()) == 1 + 12
+    assert "8 observations in 3 hours" in PAGE
