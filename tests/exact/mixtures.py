@@ -87,7 +87,7 @@ MIXTURES = {
         np.array([1.0]), 0.3,
     ),
     # in the plane, where the distance from the origin is seen
-    "|z|": Mixture(
+    "‖z‖": Mixture(
         np.array([0.5, 0.3, 0.2]), np.array([[1.0, 1.0], [-1.0, 0.8], [-0.9, -1.1]]),
         np.array([0.3, 0.3, 0.3]), radius, np.array([1.4]), 0.1,
     ),

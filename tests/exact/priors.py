@@ -7,6 +7,7 @@ says of :math:`z_t`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from appa.diffusion.likelihood import twice_differentiated
 from appa.diffusion.schedule import RectifiedSchedule
 
 from .posteriors import Network
@@ -103,6 +105,9 @@ class LinearLikelihood:
     def departure(self, z: Tensor) -> Tensor:
         return self.y - z.flatten(1) @ self.a.T
 
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.departure(z), lambda w: w.flatten(1) @ self.a.T
+
     def cov(self, v: Tensor) -> Tensor:
         return v @ self.r
 
@@ -119,6 +124,9 @@ class NonlinearLikelihood:
 
     def departure(self, z: Tensor) -> Tensor:
         return self.y - self.function(z.flatten(1))
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return twice_differentiated(self.departure, z)
 
     def cov(self, v: Tensor) -> Tensor:
         return v * self.variance

@@ -5,7 +5,7 @@ r"""The tables of `README.md`: each a header and rows, computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,16 +47,24 @@ class Table:
 
 def percent(x: float, sign: bool = False) -> str:
     r"""A relative error; below 100 %, with a digit after the point."""
+    if abs(x) > 100:
+        return "> 10,000 %"
     digits = 0 if abs(x) >= 1 else 1 if abs(x) >= 0.001 else 2
     return f"{100 * x:{'+' if sign else ''}.{digits}f} %"
 
 
+def short(x: float) -> str:
+    return f"{x:.2f}" if abs(x) < 100 else "> 100"
+
+
+DRAWS = 128  # where moments are not known from basis vectors
 NAMES = {"ar1": "AR(1)", "ar2": "AR(2)"}
 COLUMNS = ["mean", "covariance", "observed", "unobserved", "smallest", "largest"]
 
 
 def cells(e: Errors) -> list[str]:
-    signed = [percent(x, True) for x in (e.seen, e.unseen, e.smallest, e.largest)]
+    four = (e.seen, e.unseen, e.smallest, e.largest)
+    signed = [percent(x, True) if x else "–" for x in four]
     return [f"{e.mean:.3f}", percent(e.cov), *signed]
 
 
@@ -136,7 +144,7 @@ def solvers() -> Table:
         for x, near, known in exact.values():
             g = GUIDANCES["mmps"](solver=solver, iterations=iterations, tolerance=tolerance)
             d = composed_draws(x, guidance=g)
-            got = paired(d.sample, near.sample, d.size, 128, known)
+            got = paired(d.sample, near.sample, d.size, DRAWS, known)
             e = compare(got, x.posterior, x.network.seen)
             products = g.products / default_sampler().evaluations
             row += [f"{products:.1f}", f"{e.mean:.2f}", percent(e.seen, True)]
@@ -148,21 +156,19 @@ def solvers() -> Table:
 
 
 def guidances() -> Table:
-    r"""Other guidances, from 1024 draws beside those of converged MMPS."""
+    r"""Other guidances, from draws beside those of converged MMPS."""
     rows = []
+    cases = [(x, d, d.moments()) for x in window_cases().values() for d in [composed_draws(x)]]
     for name in GUIDANCES:
         row = [f"`{name}`"]
-        for x in window_cases().values():
-            near = composed_draws(x)
-            d = near
+        for x, near, known in cases:
+            got = known
             if name != "mmps":
-                g = GUIDANCES[name](iterations=1000, tolerance=1e-6)
-                d = composed_draws(x, guidance=g)
-            got = near.moments()
-            if d is not near:
-                got = paired(d.sample, near.sample, d.size, 1024, got)
+                g = GUIDANCES[name](iterations=200, tolerance=1e-3)
+                sample = composed_draws(x, guidance=g).sample
+                got = paired(sample, near.sample, near.size, DRAWS, known)
             e = compare(got, x.posterior, x.network.seen)
-            row += [f"{e.mean:.2f}", percent(e.seen, True), f"{e.spread:.2f}"]
+            row += [short(e.mean), percent(e.seen, True), short(e.spread)]
         rows.append(row)
     header = ["guidance"]
     for name in window_cases():
@@ -199,14 +205,16 @@ METHODS: dict[str, Callable[[Case], Gaussian]] = {
 }
 
 
-def lengths(memories: tuple[str, ...] = ("ar1", "ar2")) -> Table:
+def lengths(
+    memories: Sequence[str] = ("ar1", "ar2"), methods: Sequence[str] = tuple(METHODS)
+) -> Table:
     r"""Three days in windows of one, against the smoother."""
     rows = []
     for memory in memories:
-        for name, method in METHODS.items():
+        for name in methods:
             row = [NAMES[memory], name]
             for case in CASES:
-                row.append(", ".join(averaged(method, case, memory)))
+                row.append(", ".join(averaged(METHODS[name], case, memory)))
             rows.append(row)
     return Table(["memory", "windows", *CASES], rows)
 
@@ -232,19 +240,13 @@ def memory_hours() -> float:
     return float(2 * ar2(np.eye(1)).autocorrelation(2000).sum() - 1)
 
 
-def windows() -> Table:
+WINDOWS = ((8, 4), (16, 8), (24, 12), (24, 6), (24, 2), (32, 16), (48, 24), (64, 32))
+
+
+def windows(choices: Sequence[tuple[int, int]] = WINDOWS) -> Table:
     r"""The bias of composition by the window's length over the memory, over four days."""
     rows = []
-    for window, stride in (
-        (8, 4),
-        (16, 8),
-        (24, 12),
-        (24, 6),
-        (24, 2),
-        (32, 16),
-        (48, 24),
-        (64, 32),
-    ):
+    for window, stride in choices:
         row = [str(window), str(stride), f"{window / memory_hours():.2f}"]
         for case in (*CASES, "none"):
             x = long(case, hours=96, dims=1)

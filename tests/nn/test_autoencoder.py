@@ -155,3 +155,16 @@ def test_the_papers_sizes():
     assert ae.latent_shape == (128, 23, 47)
     assert config.compression == pytest.approx(532, abs=1)
     assert sum(p.numel() for p in ae.parameters()) == pytest.approx(314e6, rel=2e-3)
+
+
+@pytest.mark.parametrize("longitude", ["circular", "halo"])
+def test_linearized_products_are_those_of_forward_differentiation(longitude):
+    ae = autoencoder((11, 16), longitude)
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(3, *ae.latent_shape, generator=generator, dtype=torch.float64)
+    dz = torch.randn(3, *ae.latent_shape, generator=generator, dtype=torch.float64)
+    x, product = ae.linearize(z)
+    expected, tangent = torch.func.jvp(ae.decode, (z,), (dz,))
+    assert torch.equal(x, expected)
+    assert torch.allclose(product(dz), tangent, rtol=0, atol=1e-12)
+    assert tangent.abs().max() > 0.1

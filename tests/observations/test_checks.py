@@ -95,8 +95,10 @@ def test_hours_and_tolerance():
         ["2021-03-21T05:30", "2021-03-21T05:29:59", "1969-12-31T23:50", "NaT"], "M8[ns]"
     )
     hour, distance = match_hours(times)
-    assert hour[0] == np.datetime64("2021-03-21T06") and hour[1] == np.datetime64("2021-03-21T05")
-    assert hour[2] == np.datetime64("1970-01-01T00") and np.isnat(hour[3])
+    assert hour[0] == np.datetime64("2021-03-21T06")
+    assert hour[1] == np.datetime64("2021-03-21T05")
+    assert hour[2] == np.datetime64("1970-01-01T00")
+    assert np.isnat(hour[3])
     assert distance[:3].tolist() == [1800 * 10**9, 1799 * 10**9, 600 * 10**9]
 
     late = {"time": pd.Timestamp("2021-03-21T06:11")}

@@ -58,7 +58,7 @@ def test_its_options_exist():
 
 
 def test_the_example_has_what_the_page_promises():
-    r"""A dozen rows, counted by hand: a NaN, a pole, a misspelling and a repetition are left out."""
+    r"""A dozen rows, of which a NaN, a pole, a misspelling and a repetition are left out."""
     (csv,) = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
     assert len(csv.strip().splitlines()) == 1 + 12
     assert "8 observations in 3 hours" in PAGE

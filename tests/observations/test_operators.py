@@ -365,6 +365,27 @@ def test_derivatives(name):
     assert gradcheck(operator, x, eps=1e-5, atol=1e-5, rtol=1e-4, fast_mode=True)
     v = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
     assert gradgradcheck(operator, x, v, eps=1e-5, atol=1e-5, rtol=1e-3, fast_mode=True)
+    dx = torch.from_numpy(rng.standard_normal((2, *space.shape)))
+    ahead = (operator(x + 1e-5 * dx) - operator(x - 1e-5 * dx)) / 2e-5
+    assert torch.allclose(operator.tangent(x, dx), ahead, rtol=1e-4, atol=1e-5)
+
+
+def test_inflated_errors():
+    r"""Whitened by them, everything shrinks alike; the observable's values stay."""
+    rng = np.random.default_rng(3)
+    space = make_space(SMALL)
+    lat, lon = [30.0, -60.0, 80.0], [0.0, 100.0, 300.0]
+    rows = pd.concat(
+        [points(lat, lon, name, 5.0, 2.0).points for name in ("2m_temperature", "10m_wind_speed")]
+    )
+    (operator,) = compiled(SimpleNamespace(points=rows, gridded=None), space)
+    factor = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 1e6])
+    larger = operator.inflate(factor)
+    x = torch.from_numpy(rng.standard_normal((2, *space.shape))).float()
+    assert torch.allclose(larger.departure(x), operator.departure(x) / factor, rtol=1e-5, atol=0)
+    assert torch.equal(larger.error, operator.error * factor)
+    assert np.allclose(larger.rows["error"], 2.0 * factor)
+    np.testing.assert_allclose(physical(larger, x), physical(operator, x), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

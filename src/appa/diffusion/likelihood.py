@@ -14,7 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["GaussianLikelihood", "HoursLikelihood", "Likelihood", "StackedLikelihood"]
+__all__ = [
+    "GaussianLikelihood",
+    "HoursLikelihood",
+    "Likelihood",
+    "StackedLikelihood",
+    "twice_differentiated",
+]
 
 
 class Likelihood(Protocol):
@@ -30,6 +36,11 @@ class Likelihood(Protocol):
         with shape :math:`(B, N)`, twice differentiable."""
         ...
 
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        r"""The departures, and the products :math:`A w` with the Jacobian of :math:`\mathcal{A}`
+        there, with shape :math:`(B, N)`; see :func:`twice_differentiated`."""
+        ...
+
     def cov(self, v: Tensor) -> Tensor:
         r"""The products :math:`\Sigma_y v`, with shape :math:`(B, N)`."""
         ...
@@ -37,6 +48,33 @@ class Likelihood(Protocol):
     def members(self, chosen: slice) -> Likelihood:
         r"""The likelihood of some members, where each has observations of its own."""
         ...
+
+
+def twice_differentiated(
+    departure: Callable[[Tensor], Tensor], z: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    r"""Departures, and products with the Jacobian of :math:`\mathcal{A}`, of whatever autograd
+    knows.
+
+    Products :math:`A^\top u` are a backward pass, and products :math:`A w` the backward pass of
+    that one, in which :math:`u` enters linearly: neither computes :math:`\mathcal{A}(z)` again.
+
+    Arguments:
+        departure: From windows to departures :math:`y - \mathcal{A}(z)`.
+        z: Windows, with shape :math:`(B, W, C, H, W')`, that require gradients.
+    """
+    found = departure(z)
+    state: list[Tensor] = []
+
+    def product(w: Tensor) -> Tensor:
+        if not state:
+            with torch.enable_grad():
+                u = torch.zeros_like(found, requires_grad=True)
+                state[:] = u, torch.autograd.grad(found, z, -u, create_graph=True)[0]
+        u, back = state
+        return torch.autograd.grad(back, u, w, retain_graph=True)[0]
+
+    return found, product
 
 
 class GaussianLikelihood:
@@ -55,6 +93,9 @@ class GaussianLikelihood:
 
     def departure(self, z: Tensor) -> Tensor:
         return self.y - self.operator(z)
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return twice_differentiated(self.departure, z)
 
     def cov(self, v: Tensor) -> Tensor:
         return self.variance * v
@@ -80,6 +121,9 @@ class HoursLikelihood:
     def departure(self, z: Tensor) -> Tensor:
         return (self.z - z[:, self.hours]).flatten(1)
 
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.departure(z), lambda w: w[:, self.hours].flatten(1)
+
     def cov(self, v: Tensor) -> Tensor:
         return self.variance * v
 
@@ -100,6 +144,13 @@ class StackedLikelihood:
 
     def departure(self, z: Tensor) -> Tensor:
         return torch.cat([part.departure(z) for part in self.parts], dim=1)
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        departures, products = zip(*(part.linearize(z) for part in self.parts), strict=True)
+        return (
+            torch.cat(departures, dim=1),
+            lambda w: torch.cat([product(w) for product in products], dim=1),
+        )
 
     def cov(self, v: Tensor) -> Tensor:
         split = v.split([len(part.variance) for part in self.parts], dim=1)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .layers import Conv, ResidualBlock, softclip
+from .layers import Conv, Product, ResidualBlock, softclip
 
 __all__ = ["Autoencoder", "Decoder", "Encoder"]
 
@@ -59,7 +59,23 @@ class DecoderLevel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
-        x = self.conv(x)
+        return self._spread(self.conv(x))
+
+    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
+        r"""The output, and the product with the Jacobian there."""
+        products: list[Product] = []
+        for block in self.blocks:
+            x, product = block.linearize(x)  # type: ignore[operator]
+            products.append(product)
+
+        def product(dx: Tensor) -> Tensor:
+            for step in products:
+                dx = step(dx)
+            return self._spread(self.conv.linear(dx))
+
+        return self._spread(self.conv(x)), product
+
+    def _spread(self, x: Tensor) -> Tensor:
         return F.pixel_shuffle(x, self.expansion) if self.expansion > 1 else x
 
 
@@ -123,6 +139,21 @@ class Decoder(nn.Module):
         for level in self.levels:
             x = _call(level, x, self.checkpointing)
         return x
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Product]:
+        r"""The output, and the product with the Jacobian there."""
+        products: list[Product] = [self.conv.linear]
+        x = self.conv(z)
+        for level in self.levels:
+            x, product = level.linearize(x)  # type: ignore[operator]
+            products.append(product)
+
+        def product(dz: Tensor) -> Tensor:
+            for step in products:
+                dz = step(dz)
+            return dz
+
+        return x, product
 
 
 class Autoencoder(nn.Module):
@@ -211,8 +242,27 @@ class Autoencoder(nn.Module):
         Returns:
             Standardized states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`.
         """
+        return self._cropped(self.decoder(z))
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Product]:
+        r"""Decodes, and linearizes the decoder around latents.
+
+        Products with the Jacobian :math:`\nabla D_\psi(z)` cost a decoding each, a third of what
+        automatic differentiation takes for them; those with its transpose are left to it.
+
+        Arguments:
+            z: Latents, with shape :math:`(B, c, h, w)`.
+
+        Returns:
+            The states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`, and the products
+            :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
+        """
+        x, product = self.decoder.linearize(z)
+        return self._cropped(x), lambda dz: self._cropped(product(dz))
+
+    def _cropped(self, x: Tensor) -> Tensor:
         (top, _, left, _), (h, w) = self.padding, self.shape
-        return self.decoder(z)[..., top : top + h, left : left + w]
+        return x[..., top : top + h, left : left + w]
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         r"""Reconstructs states from their latents, :math:`D_\psi(E_\psi(x) + \sigma_z \epsilon)`.

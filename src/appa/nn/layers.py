@@ -3,13 +3,25 @@ r"""Layers that both networks, or their levels, are made of."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["ChannelNorm", "Conv", "ResidualBlock", "Rotation", "SineEncoding", "softclip"]
+__all__ = [
+    "ChannelNorm",
+    "Conv",
+    "Product",
+    "ResidualBlock",
+    "Rotation",
+    "SineEncoding",
+    "softclip",
+]
+
+#: A product with a Jacobian, :math:`dx \mapsto J \, dx`.
+Product = Callable[[Tensor], Tensor]
 
 
 class Conv(nn.Conv2d):
@@ -36,10 +48,17 @@ class Conv(nn.Conv2d):
         Returns:
             The output, with shape :math:`(B, C_o, H, W)`.
         """
-        if self.circular:
-            # as F.pad(mode="circular"), which loses the memory format
-            x = torch.cat((x[..., -1:], x, x[..., :1]), dim=-1)
-        return super().forward(x)
+        return self._conv_forward(self._closed(x), self.weight, self.bias)
+
+    def linear(self, dx: Tensor) -> Tensor:
+        r"""The product with its Jacobian: the convolution without the bias."""
+        return self._conv_forward(self._closed(dx), self.weight, None)
+
+    def _closed(self, x: Tensor) -> Tensor:
+        if not self.circular:
+            return x
+        # as F.pad(mode="circular"), which loses the memory format
+        return torch.cat((x[..., -1:], x, x[..., :1]), dim=-1)
 
 
 class ChannelNorm(nn.Module):
@@ -58,6 +77,23 @@ class ChannelNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         variance, mean = torch.var_mean(x, dim=1, keepdim=True)
         return (x - mean) * torch.rsqrt(variance + self.eps)
+
+    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
+        r"""The output, and the product with the Jacobian there.
+
+        .. math:: dy = \frac{dx - \mathbb{E}[dx]}{s} - \frac{y}{s} \, \frac{y^\top dx}{C - 1}
+            \, , \qquad s^2 = \mathbb{V}[x] + \epsilon
+        """
+        variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+        scale = torch.rsqrt(variance + self.eps)
+        y = (x - mean) * scale
+        kept, factor = y.detach(), scale.detach()
+
+        def product(dx: Tensor) -> Tensor:
+            along = (kept * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
+            return (dx - dx.mean(dim=1, keepdim=True) - kept * along) * factor
+
+        return y, product
 
 
 class ResidualBlock(nn.Module):
@@ -80,6 +116,18 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv2(F.silu(self.conv1(self.norm(x))))
+
+    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
+        r"""The output, and the product with the Jacobian there."""
+        y, normed = self.norm.linearize(x)
+        y = self.conv1(y)
+        share = torch.sigmoid(y.detach())
+        slope = share * (1 + y.detach() * (1 - share))
+
+        def product(dx: Tensor) -> Tensor:
+            return dx + self.conv2.linear(slope * self.conv1.linear(normed(dx)))
+
+        return x + self.conv2(F.silu(y)), product
 
 
 def softclip(x: Tensor, bound: float) -> Tensor:

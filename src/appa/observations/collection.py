@@ -78,7 +78,8 @@ class Observations:
         return len(self.points) > 0 or self.gridded is not None
 
     def __repr__(self) -> str:
-        lines = [f"{len(self):,} observations in {len(self.hours)} hours"]
+        hours = len(self.hours)
+        lines = [f"{len(self):,} observations in {hours} hour{'s' * (hours != 1)}"]
         if len(self):
             lines += [self.summary().to_string()]
         return "\n".join([*lines, "", describe(self.excluded)])

@@ -100,6 +100,18 @@ class HourOperator:
         a = self(x)
         return self.y.to(a.dtype) - a
 
+    def tangent(self, x: Tensor, dx: Tensor) -> Tensor:
+        r"""The product with the Jacobian of :math:`\mathcal{A}`.
+
+        Arguments:
+            x: Standardized states, with shape :math:`(B, C, H, W)`.
+            dx: Changes of them, likewise.
+
+        Returns:
+            The changes of :math:`\mathcal{A}(x)`, with shape :math:`(B, n)`.
+        """
+        return torch.cat([part.tangent(x, dx) for part in self.parts], dim=1)
+
     def inflate(self, factor: Tensor) -> HourOperator:
         r"""The same with larger errors; with infinitely larger ones, it is as if nothing was seen.
 

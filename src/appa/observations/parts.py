@@ -28,6 +28,7 @@ __all__ = ["Derived", "Linear", "Part"]
 class Part(Protocol):
     def __len__(self) -> int: ...
     def __call__(self, x: Tensor) -> Tensor: ...
+    def tangent(self, x: Tensor, dx: Tensor) -> Tensor: ...
     def inflate(self, factor: Tensor) -> Part: ...
     def to(self, device: Any) -> Part: ...
 
@@ -43,6 +44,10 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.gather(x.flatten(1))
+
+    def tangent(self, x: Tensor, dx: Tensor) -> Tensor:
+        gather = self.gather
+        return (gather if gather.offset is None else replace(gather, offset=None))(dx.flatten(1))
 
     def inflate(self, factor: Tensor) -> Linear:
         return Linear(replace(self.gather, weight=self.gather.weight / factor[:, None]))
@@ -77,6 +82,14 @@ class Derived:
 
     def __len__(self) -> int:
         return len(self.error)
+
+    def tangent(self, x: Tensor, dx: Tensor) -> Tensor:
+        # by the derivative of a derivative, which any function that autograd knows has
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            u = torch.zeros(len(x), len(self), dtype=x.dtype, device=x.device, requires_grad=True)
+            (back,) = torch.autograd.grad(self(x), x, u, create_graph=True)
+        return torch.autograd.grad(back, u, dx)[0]
 
     def inflate(self, factor: Tensor) -> Derived:
         return replace(self, error=self.error * factor)

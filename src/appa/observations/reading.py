@@ -19,13 +19,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ..data.stores import NETCDF, _missing
+from ..data.stores import NETCDF, _consolidated, _missing
 from ..data.variables import LEVELS
 from ..errors import DataError, StoreError, nearest
 from . import checks, observables
 from .collection import Observations
 from .gridded import Rules, has_grid, read_gridded
-from .points import TEXT, read_table, roles_of
+from .points import ROLES, TEXT, read_table, roles_of
 from .units import NAMES, recognise
 
 __all__ = ["read_observations"]
@@ -136,8 +136,10 @@ def _read_path(path: Path, rules: Rules) -> Observations:
         frame = _load(_read_csv, path, rules)
         return read_table(frame, lambda k: f"{file} line {k + 2}", file, rules)
     if name.endswith(NETCDF) or path.is_dir():
-        kind = "zarr" if path.is_dir() else None
-        ds = _load(xr.open_dataset, path, engine=kind, chunks={}, decode_timedelta=False)
+        options: dict[str, Any] = {"chunks": {}, "decode_timedelta": False}
+        if path.is_dir():
+            options |= {"engine": "zarr", "consolidated": _consolidated(path)}
+        ds = _load(xr.open_dataset, path, **options)
         return _read_dataset(ds, file, rules)
     raise DataError(
         f"{path} is of no known kind; observations come as {', '.join((*TABLES, *NETCDF))} or .zarr"
@@ -165,7 +167,11 @@ def _read_dataset(ds: xr.Dataset, name: str, rules: Rules) -> Observations:
     told = {str(k): str(v.attrs["units"]) for k, v in ds.variables.items() if "units" in v.attrs}
     told = {known[0]: unit for k, unit in told.items() if (known := recognise(k))}
     rules = rules._replace(units={**told, **rules.units})
-    return read_table(ds.to_dataframe().reset_index(), lambda k: f"row {k}", name, rules)
+    frame = ds.to_dataframe().reset_index()
+    # a dimension `obs` numbers the points
+    count = [str(d) for d in ds.dims if d not in ds.coords or d in ROLES["value"]]
+    frame = frame.drop(columns=count)
+    return read_table(frame, lambda k: f"row {k}", name, rules)
 
 
 def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:

@@ -41,6 +41,10 @@ class Everything:
     def departure(self, z: Tensor) -> Tensor:
         return -self.model.decode(z[:, 0]).flatten(1)
 
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        x, changes = self.model.linearize(z[:, 0])
+        return -x.flatten(1), lambda w: changes(w[:, 0]).flatten(1)
+
     def cov(self, v: Tensor) -> Tensor:
         return v
 
@@ -75,7 +79,6 @@ def measure(model: Model, windows: int = 1) -> Cost:
     observed, decoder_graph = _saved(lambda: Linearized(everything, z))
     u = torch.ones_like(observed.departure)
     down = _time(lambda: observed.At(u), device)
-    _, more = _saved(lambda: observed.A(z))  # its graph is one more
     up = _time(lambda: observed.A(z), device)
 
     networks = (model.autoencoder, model.denoiser)
@@ -84,7 +87,7 @@ def measure(model: Model, windows: int = 1) -> Cost:
         (forward / windows, backward / windows, decode, (down + up) / 2),
         weights,
         denoiser_graph // windows,
-        decoder_graph + more,
+        2 * decoder_graph,  # what products with the Jacobian keep, beside what the graph does
     )
 
 

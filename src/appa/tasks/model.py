@@ -13,6 +13,7 @@ Everything outside :mod:`appa.nn` and :mod:`appa.diffusion` that says "latents" 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,25 @@ class Model:
         raw = z * self.latent_scale[:, None, None] + self.latent_mean[:, None, None]
         x = self.autoencoder.decode(raw.reshape(-1, *raw.shape[-3:]))
         return x.reshape(*z.shape[:-3], *x.shape[1:])
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        r"""Decodes, and linearizes the decoder around latents.
+
+        Arguments:
+            z: Standardized latents :math:`\tilde{z}`, with shape :math:`(*, c, h, w)`.
+
+        Returns:
+            Standardized states, with shape :math:`(*, C, H, W)`, and what multiplies changes of
+            latents with the decoder's Jacobian there, to changes of states.
+        """
+        scale, mean = self.latent_scale[:, None, None], self.latent_mean[:, None, None]
+        x, product = self.autoencoder.linearize((z * scale + mean).flatten(0, -4))
+        lead = z.shape[:-3]
+
+        def changes(dz: Tensor) -> Tensor:
+            return product((dz * scale).flatten(0, -4)).unflatten(0, lead)
+
+        return x.unflatten(0, lead), changes
 
     def to_dataset(self, z: Tensor, times: Any, **options: Any) -> xr.Dataset:
         r"""Decodes trajectories into a canonical dataset.

@@ -39,18 +39,18 @@ class StatesLikelihood:
     r"""Creates the likelihood of a window's latents, given observations of their states.
 
     Arguments:
-        decode: The decoder, from latents with shape :math:`(*, c, h, w)` to standardized states.
+        model: The model, whose decoder is used.
         operators: The observations of each hour of the window, :py:`None` where there are none.
         covariance: The covariance of their errors.
     """
 
     def __init__(
         self,
-        decode: Callable[[Tensor], Tensor],
+        model: Model,
         operators: Sequence[HourOperator | None],
         covariance: WindowCovariance,
     ):
-        self.decode, self.covariance = decode, covariance
+        self.model, self.covariance = model, covariance
         self.operators = [(hour, op) for hour, op in enumerate(operators) if op is not None]
         self.hours = [hour for hour, _ in self.operators]
 
@@ -59,9 +59,23 @@ class StatesLikelihood:
         return self.covariance.variance
 
     def departure(self, z: Tensor) -> Tensor:
-        x = self.decode(z[:, self.hours])  # (B, K, C, H, W)
-        parts = [op.departure(x[:, k]) for k, (_, op) in enumerate(self.operators)]
-        return torch.cat(parts, dim=1)
+        return self._departure(self.model.decode(z[:, self.hours]))
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        x, changes = self.model.linearize(z[:, self.hours])
+        states = x.detach().unbind(1)
+
+        def product(w: Tensor) -> Tensor:
+            dx = changes(w[:, self.hours]).unbind(1)
+            parts = [op.tangent(states[k], dx[k]) for k, (_, op) in enumerate(self.operators)]
+            return torch.cat(parts, dim=1)
+
+        return self._departure(x), product
+
+    def _departure(self, x: Tensor) -> Tensor:
+        # unbound, since the derivative of each hour's selection would be of all hours' size
+        states = x.unbind(1)  # (B, C, H, W) each
+        return torch.cat([op.departure(states[k]) for k, (_, op) in enumerate(self.operators)], 1)
 
     def cov(self, v: Tensor) -> Tensor:
         return self.covariance.matmul(v)
@@ -134,7 +148,7 @@ class Posterior:
             return None
         kind = self.settings.representation
         covariance = WindowCovariance(here, self.representation, self.space, kind)
-        return StatesLikelihood(self.model.decode, here, covariance)
+        return StatesLikelihood(self.model, here, covariance)
 
     def draw(
         self,

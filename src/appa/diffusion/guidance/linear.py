@@ -1,9 +1,8 @@
 r"""The observation operator at a window, linearized once.
 
 With :math:`A` the Jacobian of :math:`\mathcal{A}` at :math:`\hat{z}`, products
-:math:`A^\top u` are a backward pass, and products :math:`A w` the backward pass of that one, in
-which :math:`u` enters linearly: neither computes :math:`\mathcal{A}(\hat{z})` again, and both work
-for whatever is twice differentiable.
+:math:`A^\top u` are a backward pass through the departures, and products :math:`A w` are the
+likelihood's own: neither computes :math:`\mathcal{A}(\hat{z})` again.
 """
 
 from __future__ import annotations
@@ -30,25 +29,18 @@ class Linearized:
         self.likelihood = likelihood
         with torch.enable_grad():
             self.z = z.detach().requires_grad_()
-            self._departure = likelihood.departure(self.z)
+            self._departure, self._product = likelihood.linearize(self.z)
         #: The departures :math:`y - \mathcal{A}(\hat{z})`, with shape :math:`(B, N)`.
         self.departure = self._departure.detach()
-        self._u: Tensor | None = None
-        self._Atu: Tensor | None = None
 
     def At(self, u: Tensor) -> Tensor:
         r"""The products :math:`A^\top u`, with the shape of the windows."""
         return torch.autograd.grad(self._departure, self.z, -u, retain_graph=True)[0]
 
+    @torch.no_grad()
     def A(self, w: Tensor) -> Tensor:
         r"""The products :math:`A w`, with shape :math:`(B, N)`."""
-        if self._u is None:
-            with torch.enable_grad():
-                self._u = torch.zeros_like(self.departure, requires_grad=True)
-                self._Atu = torch.autograd.grad(
-                    self._departure, self.z, -self._u, create_graph=True
-                )[0]
-        return torch.autograd.grad(self._Atu, self._u, w, retain_graph=True)[0]  # type: ignore[arg-type]
+        return self._product(w)
 
     def covariance(self, cov_z: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         r"""The products with :math:`\Sigma_y + A V A^\top`, given those with :math:`V`."""

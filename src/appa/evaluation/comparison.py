@@ -1,0 +1,112 @@
+r"""Differences between two runs, and which of them are real.
+
+Scores of neighbouring hours are not independent, so that hours are resampled in blocks of days,
+the same for both runs: what makes a day hard is common to both and cancels. From :math:`B` samples
+of :math:`n` blocks with replacement, each with its means pooled and its scores taken anew, the
+interval of the difference is
+
+.. math:: [Q(\alpha'), Q(1 - \alpha')] , \qquad
+    \alpha' = \Phi\left( -\sqrt{\tfrac{n}{n - 1}} \; t_{n - 1}(1 - \tfrac{\alpha}{2}) \right)
+
+with :math:`Q` the quantiles of the samples, widened for few blocks as Student's
+:math:`t` widens a normal interval (Hesterberg, 2015). A difference is *real* where its interval
+excludes 0. With fewer than 6 blocks none is: the signs of 5 differences agree by chance in
+:math:`2 / 2^5`, more than one case in twenty. Weather remembers more than a day; where there are
+weeks, take longer blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..errors import DataError
+from .ensembles import STATISTICS
+from .scores import metrics, pool
+
+__all__ = ["FEWEST", "compare"]
+
+FEWEST = 6  # blocks
+COMPARED = ("skill", "crps", "ratio")
+
+
+def compare(
+    a: xr.Dataset,
+    b: xr.Dataset,
+    *,
+    days: int = 1,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> xr.Dataset:
+    r"""Compares two runs over the hours, regions and channels that both have.
+
+    Arguments:
+        a, b: Their means of statistics, see :func:`appa.evaluation.ensembles.averages`.
+        days: The days of a block.
+        resamples: The number of samples :math:`B`.
+        confidence: The confidence :math:`1 - \alpha` of intervals.
+        seed: The seed.
+
+    Returns:
+        For skill, CRPS and ratio, with dimensions `(region, channel)`: `<score>_a`, `<score>_b`,
+        `<score>_difference` (b − a), `<score>_low` and `<score>_high`, the ends of its interval,
+        and `<score>_real`. The ends are NaN with fewer than two blocks.
+    """
+    from scipy import stats
+
+    if days < 1:
+        raise DataError(f"a block has 1 day or more, found days={days}")
+    keys = ("region", "time", "channel")
+    if any(not set(a[key].values) & set(b[key].values) for key in keys):
+        raise DataError("the two runs have no hours, regions or channels in common to compare")
+    a, b = xr.align(a, b, join="inner")
+
+    day = a["time"].values.astype("datetime64[D]").astype(np.int64)
+    _, block = np.unique((day - day.min()) // days, return_inverse=True)
+    n = int(block.max()) + 1
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    whole = [metrics(pool(run)) for run in (a, b)]
+    drawn = [metrics(_resampled(run, block, counts)) for run in (a, b)]
+
+    tail = np.nan
+    if n > 1:
+        student = stats.t.ppf(0.5 + confidence / 2, n - 1)
+        tail = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student))
+    data: dict[str, Any] = {}
+    for name in COMPARED:
+        data[f"{name}_a"], data[f"{name}_b"] = whole[0][name], whole[1][name]
+        data[f"{name}_difference"] = whole[1][name] - whole[0][name]
+        samples = (drawn[1][name] - drawn[0][name]).values
+        ends = np.full((2, *samples.shape[1:]), np.nan)
+        if n > 1:
+            ends = np.quantile(samples, [tail, 1 - tail], axis=0)
+        dims = ("region", "channel")
+        data[f"{name}_low"], data[f"{name}_high"] = (dims, ends[0]), (dims, ends[1])
+        real = (ends[0] > 0) | (ends[1] < 0)
+        data[f"{name}_real"] = (dims, real & (n >= FEWEST))
+    about = {"blocks": n, "days": days, "resamples": resamples, "confidence": confidence}
+    return xr.Dataset(data).assign_attrs(about, seed=seed)
+
+
+def _resampled(means: xr.Dataset, block: np.ndarray, counts: np.ndarray) -> xr.Dataset:
+    r"""The pooled means of samples of blocks, with dimensions `(sample, region, channel)`."""
+    weight = means["weight"].transpose("time", "region", "channel").values
+    counts = counts.astype(np.float64)
+
+    def total(values: np.ndarray) -> np.ndarray:
+        blocks = np.zeros((counts.shape[1], *values.shape[1:]))
+        np.add.at(blocks, block, values)
+        return np.tensordot(counts, blocks, 1)
+
+    weights = total(weight)
+    dims, found = ("sample", "region", "channel"), {}
+    for name in STATISTICS:
+        value = means[name].transpose("time", "region", "channel").values
+        with np.errstate(invalid="ignore"):
+            found[name] = (dims, total(np.where(weight > 0, value, 0.0) * weight) / weights)
+    found["share"] = found["weight"] = (dims, weights)
+    coords = {k: means.coords[k] for k in ("region", "channel", "variable", "level", "units")}
+    return xr.Dataset(found, coords, means.attrs)

@@ -1,0 +1,280 @@
+r"""Statistics of an ensemble against the truth, averaged over regions hour by hour.
+
+With members :math:`x_1, \dots, x_M` of the truth :math:`y` at a point, and departures
+:math:`d_m = x_m - y` in increasing order :math:`d_{(1)} \leq \dots \leq d_{(M)}`,
+
+.. math::
+    \text{squared error} & = \bar{d}^2 \\
+    \text{variance} & = \frac{1}{M - 1} \sum_m (d_m - \bar{d})^2 \\
+    \text{CRPS} & = \frac{1}{M} \sum_m |d_m|
+        - \frac{1}{2 M (M - 1)} \sum_{m, n} |d_m - d_n|
+      = \frac{1}{M} \sum_m |d_m| - \frac{1}{M (M - 1)} \sum_m (2 m - M - 1) \, d_{(m)}
+
+the last in :math:`O(M \log M)`. This is the fair CRPS, whose expectation does not depend on
+:math:`M` and is least where members and truth are drawn alike; single ones may be negative. With
+one member the variance is undefined and the CRPS is :math:`|d|`. All three depend on departures
+only, which single precision holds without loss where members are near the truth.
+
+A normal distribution :math:`\mathcal{N}(\mu, \sigma^2)` in place of members has
+
+.. math:: \text{CRPS} = \sigma \left[ \omega \, (2 \Phi(\omega) - 1) + 2 \varphi(\omega)
+    - \pi^{-1/2} \right] , \qquad \omega = (y - \mu) / \sigma .
+
+Means of these statistics accumulate over parts of a dataset; scores follow from the means
+(:mod:`appa.evaluation.scores`). No more is held than a block of hours of one variable.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ..data.grids import Grid
+from ..data.reduction import load, reduce_blocks, time_blocks
+from ..data.stores import open_store
+from ..data.variables import VARIABLES, Channel
+from ..errors import DataError, nearest
+from .regions import region_weights
+
+__all__ = ["STATISTICS", "averages", "ensemble_statistics", "normal_statistics"]
+
+STATISTICS = ("squared_error", "variance", "crps")
+SPACE = ("latitude", "longitude")
+MOST = 2**28  # bytes of all members of a block of hours of one variable
+
+
+# ---------------------------------------------------------------- at a point
+
+
+def ensemble_statistics(d: np.ndarray) -> dict[str, np.ndarray]:
+    r"""The statistics of departures :math:`(M, *)`, each with shape :math:`(*)`."""
+    m = len(d)
+    mean, crps = d.mean(axis=0), np.abs(d).mean(axis=0)
+    if m == 1:
+        return {"squared_error": mean**2, "variance": np.full_like(mean, np.nan), "crps": crps}
+    ranks = (2 * np.arange(1, m + 1) - m - 1) / (m * (m - 1))
+    crps = crps - np.tensordot(ranks.astype(d.dtype), np.sort(d, axis=0), 1)
+    return {"squared_error": mean**2, "variance": d.var(axis=0, ddof=1), "crps": crps}
+
+
+def normal_statistics(d: np.ndarray, sigma: np.ndarray) -> dict[str, np.ndarray]:
+    r"""The statistics of normal distributions with departures :math:`\mu - y` and deviations
+    :math:`\sigma`, both with shape :math:`(*)`."""
+    from scipy.special import erf
+
+    d, sigma = np.asarray(d, np.float64), np.asarray(sigma, np.float64)
+    w = np.abs(d) / np.where(sigma > 0, sigma, 1)
+    density = np.exp(-(w**2) / 2) / math.sqrt(2 * math.pi)
+    crps = sigma * (w * erf(w / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+    crps = np.where(sigma > 0, crps, np.where(np.isnan(sigma), np.nan, np.abs(d)))
+    variance = np.broadcast_to(sigma**2, d.shape)
+    return {"squared_error": d**2, "variance": variance, "crps": crps}
+
+
+# ---------------------------------------------------------------- over a dataset
+
+
+def averages(
+    estimate: xr.Dataset,
+    truth: Any,
+    *,
+    variables: Sequence[str] | None = None,
+    regions: Sequence[str] = ("global",),
+    scheduler: Any = None,
+    workers: int | None = None,
+) -> xr.Dataset:
+    r"""Averages the statistics over regions, hour by hour.
+
+    A point takes part where the truth and all members are defined.
+
+    Arguments:
+        estimate: Dimensions `([member], time, [level], latitude, longitude)` in any order, in
+            memory, lazy or of Dask arrays. Without members, a variable is a single state, or where
+            there is a `<variable>_std`, the mean of normal distributions with that deviation.
+        truth: The truth, what :func:`appa.open_store` takes. Hours and levels that only one of the
+            two has are left out, with a warning.
+        variables: Variables, or single channels such as `"z500"`; by default all that both have.
+        regions: Names of :data:`~appa.evaluation.regions.REGIONS`.
+        scheduler, workers: As of :func:`appa.data.reduction.reduce_blocks`.
+
+    Returns:
+        `squared_error`, `variance` and `crps` with dimensions `(region, time, channel)`, `weight`,
+        the area they are means over, and `share`, of the region's.
+    """
+    regions = (regions,) if isinstance(regions, str) else tuple(regions)
+    truth = open_store(truth)
+    estimate, truth = _matched(estimate, truth)
+    channels = _channels(estimate, truth, variables)
+    grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
+    weights = region_weights(grid, regions, truth.get("land_sea_mask"))
+
+    names = list(dict.fromkeys(name for name, _ in channels))
+    parts = [part for name in names for part in _parts(estimate, name, channels)]
+    flat = weights.reshape(len(weights), -1).T
+    found = reduce_blocks(
+        partial(_work, estimate, truth, flat),
+        lambda groups: [item for group in groups for item in group],
+        parts,
+        scheduler=scheduler,
+        workers=workers,
+        description="scoring",
+    )
+
+    places = {channel: k for k, channel in enumerate(channels)}
+    sums = np.zeros((1 + len(STATISTICS), len(weights), estimate.sizes["time"], len(channels)))
+    for (name, levels, start, stop), values in found:
+        index = [places[name, level] for level in levels]
+        sums[:, :, start:stop, index] = values
+    weight = sums[-1]
+    means = sums[:-1] / np.where(weight > 0, weight, np.nan)
+    dims = ("region", "time", "channel")
+    data: dict[str, Any] = {
+        name: (dims, value) for name, value in zip(STATISTICS, means, strict=True)
+    }
+    data["weight"] = (dims, weight)
+    data["share"] = (dims, weight / flat.sum(axis=0)[:, None, None])
+    members = estimate.sizes["member"]
+    if members == 1 and any(f"{name}_std" in estimate for name in names):
+        members = 0  # none: normal distributions
+    coords = {
+        "region": list(regions),
+        "time": estimate["time"].values,
+        "channel": [_short(*channel) for channel in channels],
+        "variable": ("channel", [name for name, _ in channels]),
+        "level": ("channel", [np.nan if p is None else float(p) for _, p in channels]),
+        "units": ("channel", [str(truth[name].attrs.get("units", "1")) for name, _ in channels]),
+    }
+    return xr.Dataset(data, coords, {"members": members})
+
+
+def _matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+    r"""Both at the hours that both have, on the same grid; the estimate with members."""
+    for dim in SPACE:
+        if dim not in estimate.coords:
+            raise DataError(f"the estimate has no {dim}; it has {', '.join(map(str, estimate))}")
+    found = Grid.from_coordinates(estimate["latitude"].values, estimate["longitude"].values)
+    grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
+    if found != grid:
+        raise DataError(
+            f"the estimate is on {found}, the truth on {grid}; regrid one of them, see Grid.regrid"
+        )
+    for dim in SPACE:  # coordinates may be rounded, but not in another order
+        if np.abs(estimate[dim].values - truth[dim].values).max() > 0.01 * 360 / grid.longitudes:
+            raise DataError(
+                f"{dim} of the estimate is not in canonical order, from north to south and from 0 "
+                "eastwards; open it with appa.open_store(estimate)"
+            )
+    for dim in ("member", "time"):
+        if dim not in estimate.dims:
+            estimate = estimate.expand_dims(dim)
+    wanted, there = pd.Index(estimate["time"].values), pd.Index(truth["time"].values)
+    if not there.is_unique:
+        raise DataError("the truth has hours twice; select one of its trajectories")
+    places = there.get_indexer(wanted)
+    if (places < 0).all():
+        spans = [
+            f"{index.min():%Y-%m-%dT%H} to {index.max():%Y-%m-%dT%H}" for index in (wanted, there)
+        ]
+        raise DataError(
+            f"the estimate, {spans[0]}, and the truth, {spans[1]}, have no hour in common"
+        )
+    if (places < 0).any():
+        told = wanted[places < 0]
+        warnings.warn(
+            f"{len(told)} of {len(wanted)} hours are not scored: the truth has no "
+            f"{told[0]:%Y-%m-%dT%H}" + (", …" if len(told) > 1 else ""),
+            stacklevel=4,
+        )
+        estimate = estimate.isel(time=np.flatnonzero(places >= 0))
+        places = places[places >= 0]
+    if (np.diff(places) == 1).all():  # as a slice, which every store reads at its best
+        return estimate, truth.isel(time=slice(int(places[0]), int(places[-1]) + 1))
+    return estimate, truth.isel(time=places)
+
+
+def _channels(
+    estimate: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
+) -> list[tuple[str, int | None]]:
+    r"""The channels to score, as variable and level."""
+    known: list[tuple[str, int | None]] = []
+    for name in map(str, estimate.data_vars):
+        if name not in truth or not {*SPACE, "time"} <= set(truth[name].dims):
+            continue
+        if "level" not in estimate[name].dims:
+            known.append((name, None))
+            continue
+        levels = [int(p) for p in estimate["level"].values]
+        lost = [p for p in levels if p not in truth["level"].values]
+        if lost:
+            warnings.warn(f"{name} is not scored at {lost} hPa: the truth has none", stacklevel=4)
+        known += [(name, p) for p in levels if p not in lost]
+    if not known:
+        raise DataError(
+            f"estimate and truth have no variable in common: {', '.join(map(str, estimate))} and "
+            f"{', '.join(map(str, truth))}"
+        )
+    if variables is None:
+        return known
+    chosen: list[tuple[str, int | None]] = []
+    for word in variables:
+        fits = [channel for channel in known if word in (channel[0], _short(*channel))]
+        if not fits:
+            words = dict.fromkeys(w for c in known for w in (c[0], _short(*c)))
+            raise DataError(f"estimate and truth have no {word!r}{nearest(word, words)}")
+        chosen += fits
+    return list(dict.fromkeys(chosen))
+
+
+def _short(name: str, level: int | None) -> str:
+    if name in VARIABLES:
+        return Channel(name, level).name
+    return name if level is None else f"{name}_{level}"
+
+
+def _parts(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | None]]) -> Any:
+    r"""Cuts a variable into blocks of hours, and of levels where an hour is too large."""
+    levels = [level for n, level in channels if n == name]
+    chosen = estimate[[name]] if levels == [None] else estimate[[name]].sel(level=levels)
+    hour = max(1, chosen[name].nbytes // max(1, chosen.sizes["time"]))
+    size = max(1, len(levels) // math.ceil(hour / MOST))
+    for start, stop in time_blocks(chosen):
+        for k in range(0, len(levels), size):
+            yield name, tuple(levels[k : k + size]), start, stop
+
+
+def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: Any) -> list[Any]:
+    r"""The weighted sums of the statistics of a part, with the sum of weights as the last, with
+    shape :math:`(4, R, T, K)`."""
+    name, levels, start, stop = part
+    hours = slice(start, stop)
+    y, x = _read(truth[name], levels, hours)[0], _read(estimate[name], levels, hours)
+    if f"{name}_std" in estimate and len(x) == 1:
+        sigma = _read(estimate[f"{name}_std"], levels, hours)[0]
+        found = normal_statistics(x[0] - y, sigma)
+    else:
+        found = ensemble_statistics(x - y)
+    undefined = np.isnan(found["crps"])
+    values = []
+    for statistic in (*(found[key] for key in STATISTICS), 1.0):
+        value = np.where(undefined, 0.0, statistic).reshape(*undefined.shape[:2], -1)
+        values.append(np.moveaxis(value @ weights, -1, 0))
+    return [(part, np.stack(values))]
+
+
+def _read(var: xr.DataArray, levels: tuple[Any, ...], hours: slice) -> np.ndarray:
+    r"""The values of a block, with shape :math:`(M, T, K, H, W)`."""
+    if "time" in var.dims:
+        var = var.isel(time=hours)
+    if levels != (None,):
+        var = var.sel(level=list(levels))
+    for dim in ("level", "time", "member"):
+        if dim not in var.dims:
+            var = var.expand_dims(dim)
+    return load(var.transpose("member", "time", "level", *SPACE))
