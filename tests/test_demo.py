@@ -94,7 +94,8 @@ def test_summary_counts_what_was_seen():
 def test_demo_end_to_end(tmp_path):
     r"""The command itself, on the bundled planet; its files open and hold what it says."""
     folder = tmp_path / "out" / "demo"
-    result = CliRunner().invoke(application(), ["demo", str(folder)], catch_exceptions=False)
+    command = ["demo", str(folder), "--model", "none"]
+    result = CliRunner().invoke(application(), command, catch_exceptions=False)
     assert result.exit_code == 0
     names = ["stations.csv", "swath.nc", "observations.png", "network.png"]
     assert sorted(p.name for p in folder.iterdir()) == sorted(names)
@@ -142,7 +143,8 @@ def test_as_many_hours_as_there_are(tmp_path):
     with pytest.raises(DataError, match=f"has {hours}"):
         first_hours(hours + 1)
     folder = tmp_path / "never"
-    result = CliRunner().invoke(application(), ["demo", str(folder), "--hours", "0"])
+    command = ["demo", str(folder), "--model", "none", "--hours", "0"]
+    result = CliRunner().invoke(application(), command)
     assert isinstance(result.exception, DataError)
     assert "0 hours" in str(result.exception)
     assert not folder.exists()
@@ -163,7 +165,7 @@ def test_folders_that_cannot_be_written_to(tmp_path, monkeypatch):
 
     monkeypatch.setattr(appa.demo, "observe_planet", work)
     for path in refused(tmp_path).values():
-        result = CliRunner().invoke(application(), ["demo", str(path)])
+        result = CliRunner().invoke(application(), ["demo", str(path), "--model", "none"])
         assert isinstance(result.exception, AppaError), result.exception
         assert f"cannot write {path}: " in str(result.exception)
         assert "for example appa demo" in str(result.exception)
@@ -193,6 +195,124 @@ def test_files_are_written_whole(tmp_path):
         partial.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
+
+
+# ---------------------------------------------------------------- the chain
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    r"""A small model of the planet's fields that knows nothing, with few steps."""
+    import torch
+
+    from appa.config import parse_config
+    from appa.data import planet
+    from appa.tasks.building import build_autoencoder, build_denoiser
+    from appa.tasks.folders import gather
+    from appa.tasks.model import Model
+
+    part = {"hidden_channels": [8, 8, 8], "blocks": 0, "latent_channels": 4}
+    part |= {"decoder_channels": [8, 8, 8], "decoder_blocks": 0, "longitude": "circular"}
+    config = parse_config(
+        {
+            "extends": "planet",
+            "window": 8,
+            "autoencoder": part,
+            "denoiser": {"width": 16, "blocks": 1, "heads": 2, "modulation": 8, "patch": 2},
+            "sampling": {"stride": 4, "past": 2, "steps": 3, "iterations": 2, "tolerance": 0.0},
+        }
+    )
+    torch.manual_seed(0)
+    networks = build_autoencoder(config), build_denoiser(config)
+    statistics = gather(planet.statistics(), open_store("planet").isel(time=slice(1)))
+    moments = torch.zeros(4), torch.ones(4)
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    return Model(config, *networks, *moments, statistics, "tiny").save(folder)
+
+
+def test_chain_end_to_end(tmp_path, model, monkeypatch):
+    r"""Observations, reanalysis, forecast and scores; the scores again from what was saved."""
+    from appa.evaluation.scores import rmse
+
+    monkeypatch.setenv("COLUMNS", "100")
+    command = ["demo", str(tmp_path), "--model", str(model), "--setting", "model"]
+    command += ["--hours", "8", "--ahead", "7", "--seed", "3"]
+    # What is another's stays, an earlier ensemble does not.
+    place = tmp_path / "analysis.zarr" / "zarr.json"
+    place.parent.mkdir()
+    place.write_text("{}")
+    result = CliRunner().invoke(application(), command)
+    assert "is in the way" in str(result.exception)
+    place.write_text('{"attributes": {"model_digest": "0"}}')
+
+    result = CliRunner().invoke(application(), command, catch_exceptions=False)
+    assert result.exit_code == 0
+    names = {"analysis.zarr", "forecast.zarr", "scores.nc", "analysis.png", "scores.png"}
+    names |= {"stations.csv", "swath.nc", "observations.png", "network.png"}
+    assert {p.name for p in tmp_path.iterdir()} == names
+    output = result.output
+    for told in ("2 members, 3 steps of the multistep sampler", "appa evaluate", *names):
+        assert told in output
+
+    truth = open_store("planet").isel(time=slice(15)).load()
+    analysis = xr.open_zarr(tmp_path / "analysis.zarr").load()
+    forecast = xr.open_zarr(tmp_path / "forecast.zarr").load()
+    assert forecast["time"].values[0] == analysis["time"].values[-1] + np.timedelta64(1, "h")
+    assert analysis.sizes["member"] == forecast.sizes["member"] == 2
+    assert (analysis.sizes["time"], forecast.sizes["time"]) == (8, 7)
+    scores = xr.open_dataset(tmp_path / "scores.nc").isel(region=0)
+    skill = scores["skill"].sel(channel="z500")
+    assert scores["channel"].values.tolist() == NAMES
+    exact = truth["geopotential"].sel(level=500)
+
+    def distance(estimate, hours) -> float:
+        return float(rmse(estimate, exact.isel(time=hours), ("latitude", "longitude")).squeeze())
+
+    mean = analysis["geopotential"].sel(level=500).mean("member")
+    now = skill.isel(time=7)
+    assert float(now.sel(estimate="analysis")) == pytest.approx(distance(mean[-1], 7), rel=1e-5)
+    later = forecast["geopotential"].sel(level=500).mean("member")
+    six = skill.isel(time=13)
+    found = distance(later[5], 13)
+    assert float(six.sel(estimate="forecast")) == pytest.approx(found, rel=1e-5)
+    stays = mean[-1].drop_vars("time").expand_dims(time=exact["time"].values[13:14])[0]
+    found = distance(stays, 13)
+    assert float(six.sel(estimate="persistence")) == pytest.approx(found, rel=1e-5)
+    # In the unit of maps: the first of the numbers beside z500 of the table of 6 hours.
+    table = output.split("Forecast, 6 hours ahead")[1].split("Forecast, 7 hours ahead")[0]
+    numbers = [float(x) for x in re.search(r"z500 +dam +(.*)", table)[1].split()]
+    shown = 0.1 / 9.80665 * six.sel(estimate=["forecast", "climatology", "prior", "persistence"])
+    np.testing.assert_allclose(numbers[:4], shown, rtol=6e-3)
+    assert len(numbers) == 9
+
+    for name in ("analysis.png", "scores.png"):
+        image = imread(tmp_path / name)
+        assert min(image.shape[:2]) > 600
+        assert len(np.unique((image[::4, ::4, :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
+
+
+def test_without_a_model_it_observes(tmp_path, monkeypatch):
+    monkeypatch.setattr("appa.tasks.loading.bundled", lambda: {})
+    command = ["demo", str(tmp_path), "--hours", "2"]
+    result = CliRunner().invoke(application(), command, catch_exceptions=False)
+    assert "No model is bundled" in result.output
+    assert "appa demo --model FOLDER" in re.sub(r"\s+", " ", result.output)
+    assert not (tmp_path / "analysis.zarr").exists()
+
+
+def test_a_model_of_another_planet(tmp_path):
+    r"""Is refused before anything is observed."""
+    from .tasks import small
+
+    folder = small.write_model(tmp_path / "model", denoiser=True)
+    command = ["demo", str(tmp_path / "out"), "--model", str(folder)]
+    result = CliRunner().invoke(application(), command)
+    assert isinstance(result.exception, AppaError)
+    assert "grid" in str(result.exception)
+    assert not (tmp_path / "out" / "stations.csv").exists()
+    hours = open_store("planet").sizes["time"]
+    command = ["demo", str(tmp_path / "out"), "--model", str(folder), "--ahead", str(hours)]
+    assert f"has {hours}" in str(CliRunner().invoke(application(), command).exception)
 
 
 def test_computing_draws_nothing():

@@ -251,14 +251,15 @@ class Sampling(Section):
     r"""How posterior trajectories are drawn. Hours are `stride`, between composed windows; `past`,
     given to each of sequential windows; `lag`, drawn again by the next; `new`, the most a window
     adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
-    `iterations` or at a relative residual of `tolerance`. `representation` is what becomes of the
+    `iterations` or at a relative residual of `tolerance`. MMPS takes as many probes of
+    observables' `curvature`. `representation` is what becomes of the
     part of states that latents cannot express: its error beside an observation's (`diagonal`, or
     correlated in time, `temporal`), and, with `residual`, drawn in the end. `background` compares
     observations with the prior first: beyond `threshold` standard deviations they are left out
     (`check`), or count for less (`huber`)."""
 
     sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
-    steps: Count = 32
+    steps: Count = 36
     corrections: Number = 2
     correction_size: Positive = 0.1
     mode: Literal["auto", "composed", "sequential"] = "auto"
@@ -271,6 +272,7 @@ class Sampling(Section):
     solver: Literal["gmres", "cg"] = "gmres"
     iterations: Count = 20
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    curvature: Number = 0
     representation: Literal["none", "diagonal", "temporal"] = "temporal"
     residual: Flag = True
     background: Literal["none", "check", "huber"] = "none"

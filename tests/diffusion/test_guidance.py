@@ -5,6 +5,7 @@ import torch
 
 from appa.diffusion.guidance import GUIDANCES
 from appa.diffusion.guidance.linear import Linearized
+from appa.diffusion.guidance.mmps import curvature
 from appa.diffusion.likelihood import GaussianLikelihood, HoursLikelihood, StackedLikelihood
 
 N, M = 12, 5
@@ -115,17 +116,19 @@ def test_hours_that_are_given_come_back():
     z_t = torch.randn(3, N, 1, 1, 1, dtype=torch.float64, generator=torch.Generator())
     z = torch.randn(3, 4, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     hours = [0, 1, 5, 11]
-    given = HoursLikelihood(z, hours, 1e-4)
+    given = HoursLikelihood(z, hours, 0.01)
     mmps = GUIDANCES["mmps"](iterations=10, tolerance=1e-12)
     found = mmps(denoise(cov, sigma), z_t, sigma, given)
     A = EYE[hours]
     for k in range(3):
-        expected = exact(cov, sigma, A, given.variance, z[k].flatten(), z_t[k : k + 1])
+        expected = exact(
+            cov, sigma, A, torch.full((4,), 1e-4).double(), z[k].flatten(), z_t[k : k + 1]
+        )
         assert torch.allclose(found[k], expected[0], rtol=0, atol=1e-9)
     # some members, and beside other observations
     one = StackedLikelihood([given, likelihood(*case(False)[:3])]).members(slice(2, 3))
     assert one.departure(z_t[2:]).shape == (1, 4 + M)
-    assert torch.equal(one.departure(z_t[2:])[:, :4], (z[2:] - z_t[2:, hours]).flatten(1))
+    assert torch.allclose(one.departure(z_t[2:])[:, :4], (z[2:] - z_t[2:, hours]).flatten(1) / 0.01)
     v = torch.ones(1, 4 + M, dtype=torch.float64)
     assert torch.equal(one.cov(v)[0], one.variance)
 
@@ -133,3 +136,20 @@ def test_hours_that_are_given_come_back():
 def test_an_unknown_solver():
     with pytest.raises(ValueError, match="there are gmres, cg"):
         GUIDANCES["mmps"](solver="lu")
+
+
+def test_curvature_is_the_second_order_of_the_mean():
+    r"""Of squares it is exact: E[z²] = ẑ² + V, for probes enough; of a linear operator, nothing."""
+    cov, sigma = prior(independent=True), 0.7
+    V = (1 / (1 / torch.diag(cov) + 1 / sigma**2)).diag()
+    z = torch.randn(2, N, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def cov_z(v):
+        return (v.flatten(1) @ V).view(v.shape)
+
+    squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
+    # independent latents: one probe of signs has no error
+    found = curvature(squares, z, cov_z, 0)
+    assert torch.allclose(found, -torch.diag(V).expand(2, -1), rtol=0, atol=1e-10)
+    A, y, variance, _ = case(orthonormal=False)
+    assert curvature(likelihood(A, y, variance), z, cov_z, 0).abs().max() < 1e-12

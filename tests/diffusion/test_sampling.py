@@ -42,15 +42,16 @@ def seen(window: int = 6) -> GaussianLikelihood:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_levels(name):
-    levels = Sampler(name, steps=8).levels(denoiser().schedule)
+    sampler = Sampler(name, steps=8)
+    levels = sampler.levels(denoiser().schedule)
     assert levels[0].item() == pytest.approx(1e3)
     assert levels[-1].item() == pytest.approx(1e-3)
     assert (levels.diff() < 0).all()
-    assert len(levels) == 9
+    assert len(levels) == (8 if name == "multistep" else 9)  # its last step is to no noise
 
 
 def test_multistep_is_of_its_order():
-    r"""Of a standard normal the flow is known: z = z_T / sqrt(1 + σ_max²), up to σ_min."""
+    r"""Of a standard normal the flow is known: z = z_T / sqrt(1 + σ_max²), down to none."""
     like = torch.zeros((), dtype=torch.float64)
     d = denoiser()
 
@@ -64,13 +65,13 @@ def test_multistep_is_of_its_order():
             noise,
             like,
         )
-        exact = noise((4,)).double() * (1 + 1e-3**2) ** 0.5
+        exact = noise((4,)).double()
         return (found - exact).abs().max().item() / exact.abs().max().item()
 
     for order in (1, 2, 3):
         ratio = error(order, 200) / error(order, 400)
         assert ratio > 0.9 * 2**order  # on this symmetric flow the third is of the fourth
-    assert error(3, 32) < 0.01
+    assert error(3, 36) < 0.01
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -148,15 +149,15 @@ def test_first_pass(length, past, lag, new, known):
 @pytest.mark.parametrize("length", [25, 36, 60, 100])
 @pytest.mark.parametrize("number", [0, 1])
 def test_sweeps(length, number):
-    r"""Every hour is drawn once more, with all others of its window given: four on a side, or all
+    r"""Every hour is drawn once more, with all others of its window given: two on a side, or all
     there are."""
     times = torch.zeros(length)
-    for w in sweep(length, 24, 0, 4, number):
+    for w in sweep(length, 24, 0, number):
         kept = range(24)[w.kept]
         times[w.start : w.start + 24][w.kept] += 1
         assert sorted([*w.given, *kept]) == list(range(24))
-        assert kept[0] >= 4 or w.start == 0
-        assert kept[-1] < 20 or w.start == length - 24
+        assert kept[0] >= 2 or w.start == 0
+        assert kept[-1] < 22 or w.start == length - 24
     assert (times == 1).all()
 
 

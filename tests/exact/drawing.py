@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from appa.diffusion.guidance import GUIDANCES, Guidance
+from appa.diffusion.guidance.mmps import MMPS
 from appa.diffusion.sampling import Sampler, integrate
 from appa.diffusion.sequential import draw_sequential, schedule
 from appa.diffusion.trajectory import TrajectoryDenoiser
@@ -64,8 +65,8 @@ class Starts:
     r"""A keeper of draws that go on from their very beginning: each window from its own noise, with
     shape :math:`(B, n)`."""
 
-    def __init__(self, starts: Sequence[np.ndarray], shape: Sequence[int], sigma_max: float):
-        scale = (1 + sigma_max**2) ** 0.5
+    def __init__(self, starts: Sequence[np.ndarray], shape: Sequence[int], sigma: float):
+        scale = (1 + sigma**2) ** 0.5
         self.starts = [torch.from_numpy(z * scale).reshape(len(z), *shape) for z in starts]
 
     def load(self, name: str) -> dict[str, Tensor] | None:
@@ -82,9 +83,9 @@ class Starts:
         pass
 
 
-def converged(solver: str = "gmres", tolerance: float = 1e-7) -> Guidance:
+def converged(solver: str = "gmres", tolerance: float = 1e-7, probes: int = 0) -> Guidance:
     r"""MMPS, each system solved to the end."""
-    return GUIDANCES["mmps"](solver=solver, iterations=1000, tolerance=tolerance)
+    return MMPS(probes, solver=solver, iterations=1000, tolerance=tolerance)
 
 
 def default_sampler() -> Sampler:
@@ -165,6 +166,7 @@ def sequential_draws(
     r"""Draws of a case window after window: a map of all windows' first noises."""
     denoiser = GaussianDenoiser(case.process, window)
     count = len(schedule(case.hours, window, 0, past, lag, None, sweeps))
+    first = float((sampler or default_sampler()).levels(denoiser.schedule)[0])
 
     def observe(start: int, hours: Sequence[int]) -> LinearLikelihood | None:
         chosen = case.network.only([start + i for i in hours])
@@ -183,7 +185,7 @@ def sequential_draws(
             past=past,
             lag=lag,
             sweeps=sweeps,
-            keeper=Starts(starts, (window, *case.shape), denoiser.schedule.sigma_max),
+            keeper=Starts(starts, (window, *case.shape), first),
         )
         return z.flatten(1).numpy()
 

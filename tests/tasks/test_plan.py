@@ -171,7 +171,8 @@ def test_the_paper():
 def test_passes():
     assert passes("mmps", 5, False, 0) == Passes(1)
     assert passes("mmps", 5, True, 0) == Passes(1, 6)  # hours that are given are not decoded
-    assert passes("mmps", 5, True, 10) == Passes(1, 6, 10, 120)
+    assert passes("mmps", 5, True, 10) == Passes(1, 6, 10, 110)
+    assert passes("mmps", 5, True, 10, probes=2) == Passes(1, 8, 90, 110)
 
 
 def test_hours_that_are_seen():

@@ -3,14 +3,17 @@ r"""`appa demo` and `appa info`."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
     from rich.console import Console
 
     from ..demo import Day
+    from ..tasks.model import Model
 
 __all__ = ["register"]
 
@@ -19,6 +22,12 @@ NEXT = {
     "appa config show planet": "see how it is configured",
     "appa data simulate --help": "make more of it",
 }
+# What comes after the chain.
+AFTER = {
+    "appa evaluate {0}/analysis.zarr --truth planet": "score every variable and level",
+    "appa reanalysis --help": "bring observations of your own",
+}
+CURVES = ("t2m", "u10", "msl", "t850", "z500", "q700")
 
 
 def register(app: typer.Typer) -> None:
@@ -29,12 +38,27 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path("demo"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A bundled model or a model folder, by default the bundled 'planet'; 'none' to "
+            "observe only.",
+            show_default=False,
+        ),
+    ] = None,
     hours: Annotated[int, typer.Option(help="How many hours to observe.")] = 24,
-    seed: Annotated[int, typer.Option(help="Selects stations and noise.", min=0)] = 0,
+    ahead: Annotated[int, typer.Option(min=1, help="How many hours to forecast.")] = 48,
+    members: Annotated[int, typer.Option(min=1, help="How many members.")] = 2,
+    setting: Annotated[
+        str, typer.Option(help="How they are drawn: 'draft', 'paper', or 'model', its own.")
+    ] = "draft",
+    seed: Annotated[int, typer.Option(help="Selects stations, noise and members.", min=0)] = 0,
 ) -> None:
-    """Observe the bundled planet with the default network, print what is seen and draw it.
+    """Observe the bundled planet, reconstruct it from what is seen, forecast, score and draw.
 
-    Example: appa demo --hours 48
+    Few members and steps, so that two CPU cores do it in minutes; more of both are better.
+
+    Example: appa demo --members 4
     """
     from rich.console import Console
 
@@ -42,19 +66,140 @@ def demo(
     from ..plots.style import require
 
     require()
+    drawing = model != "none" and (model is not None or _bundled())
     truth = first_hours(hours)
+    later = first_hours(hours + ahead) if drawing else truth
     make_folder(directory)
     console = Console()
+    loaded = None
+    if drawing:
+        from ..chain import check_fits, check_free
+        from ..tasks.settings import Settings
+        from .options import load
+
+        loaded = load(model or "planet", None)
+        check_fits(loaded, truth)
+        check_free(directory)
+        settings = Settings.of(loaded.config, None if setting == "model" else setting)
     day = observe_planet(truth, seed=seed)
     report(day, console)
     files = [*write(day, directory), *draw(day, directory)]
+    next_ = dict(NEXT)
+    if loaded is None:
+        if model is None:
+            console.print(
+                "\nNo model is bundled: nothing is reconstructed from the observations. With a "
+                "model of the planet it is: appa demo --model FOLDER",
+                highlight=False,
+            )
+    else:
+        console.print()
+        options = {"members": members, "settings": settings, "seed": seed}
+        files += assimilate(loaded, day, later, directory, options, console)
+        next_ = {k.format(directory): v for k, v in AFTER.items()} | next_
 
     console.print("\nWritten:")
     for path in files:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
     console.print("\nNext:")
-    for command, purpose in NEXT.items():
-        console.print(f"  [bold]{command:<28}[/bold]{purpose}", highlight=False)
+    width = max(map(len, next_)) + 2
+    for command, purpose in next_.items():
+        console.print(
+            f"  [bold]{command:<{width}}[/bold]{purpose}", highlight=False, soft_wrap=True
+        )
+
+
+def _bundled() -> bool:
+    from ..tasks.loading import bundled
+
+    return "planet" in bundled()
+
+
+def assimilate(
+    model: Model,
+    day: Day,
+    truth: xr.Dataset,
+    directory: Path,
+    options: dict[str, Any],
+    console: Console,
+) -> list[Path]:
+    r"""Runs the chain, prints its scores and draws it."""
+    import time
+
+    from ..chain import run, save_scores, tables
+    from ..demo import written_whole
+    from ..evaluation.scores import metrics
+    from ..plots.analysis import plot_ensemble, plot_scores
+    from .options import told
+
+    s, start = options["settings"], time.monotonic()
+    console.print(
+        f"{model.origin}: {options['members']} members, {s.steps} steps of the {s.sampler} "
+        f"sampler, {s.guidance} with at most {s.iterations} iterations of {s.solver}",
+        highlight=False,
+    )
+
+    def tell(line: str) -> None:
+        console.print(f"{time.monotonic() - start:4.0f} s  {line}", highlight=False)
+
+    with told():
+        chain = run(model, day, truth, directory, tell=tell, **options)
+    tell("done")
+    for title, table in tables(chain).items():
+        console.print()
+        scored(title, table, console)
+    console.print(
+        "\nskill: error of the ensemble mean; CRPS: of the ensemble, fair; least is best. ratio: "
+        "spread over skill, best is 1.\nclim.: climatology; prior: members drawn without "
+        "observations; pers.: the analysis as it was in its last hour.",
+        highlight=False,
+    )
+
+    scores = save_scores(chain, directory / "scores.nc")
+    gallery, curves = directory / "analysis.png", directory / "scores.png"
+    with written_whole(gallery) as path:
+        seen = (day.table, day.swath)
+        plot_ensemble(truth, chain.analysis, *seen).savefig(path, dpi=130)
+    lines = {name: metrics(means) for name, means in chain.means.items()}
+    with written_whole(curves) as path:
+        plot_scores(lines, CURVES, start=chain.now).savefig(path, dpi=130)
+    stores = [directory / "analysis.zarr", directory / "forecast.zarr"]
+    return [*stores, scores, gallery, curves]
+
+
+def scored(title: str, scores: pd.DataFrame, console: Console) -> None:
+    r"""Prints scores, in the units that maps are read in."""
+    from rich.table import Table
+
+    from ..demo import CHANNELS
+    from ..plots.style import style
+
+    heads = {"climatology": "clim.", "persistence": "pers.", "crps": "CRPS"}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title)
+    table.title_justify, table.title_style = "left", "bold"
+    table.add_column("", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    columns = [str(column) for column in scores.columns]
+    order = [c for score in ("skill", "crps", "ratio") for c in columns if c.startswith(score)]
+    for column in order:
+        word = column.split("_")[-1]
+        table.add_column(heads.get(word, word), justify="right", no_wrap=True)
+    for channel in CHANNELS:
+        look = style(channel.variable)
+        row = scores.loc[channel.name]
+        values = [row[c] * (1 if c == "ratio" else look.scale) for c in order]
+        table.add_row(
+            channel.name,
+            "K" if look.units == "°C" else look.units,
+            *(_figure(c, value) for c, value in zip(order, values, strict=True)),
+        )
+    console.print(table)
+
+
+def _figure(column: str, value: float) -> str:
+    if value != value:
+        return "·"
+    return f"{value:.2f}" if column == "ratio" else f"{value:.3g}"
 
 
 def report(day: Day, console: Console) -> None:

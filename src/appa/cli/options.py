@@ -83,6 +83,10 @@ def drawing(
         float | None,
         typer.Option(min=0, help="The residual a solve may leave.", rich_help_panel=DRAWING),
     ] = None,
+    curvature: Annotated[
+        int | None,
+        typer.Option(min=0, help="Probes of observables' curvature.", rich_help_panel=DRAWING),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(help="auto, composed or sequential windows.", rich_help_panel=DRAWING),

@@ -107,28 +107,31 @@ class GaussianLikelihood:
 class HoursLikelihood:
     r"""Creates the likelihood of latents that are known, up to a little noise.
 
+    Departures are in units of the noise, as those of other observations are in units of their
+    errors: a solver that stops at a residual would else not see these.
+
     Arguments:
         z: The latents known of each member, with shape :math:`(M, P, C, H, W')`.
         hours: The hours of the window they are those of, with shape :math:`(P)`.
-        variance: The variance of the noise, with a shape that expands to a latent's.
+        noise: The standard deviation of the noise, with a shape that expands to a latent's.
     """
 
-    def __init__(self, z: Tensor, hours: Sequence[int] | Tensor, variance: Tensor | float):
+    def __init__(self, z: Tensor, hours: Sequence[int] | Tensor, noise: Tensor | float):
         self.z, self.hours = z, torch.as_tensor(hours, device=z.device)
-        variance = torch.as_tensor(variance, dtype=z.dtype, device=z.device)
-        self.variance = variance.expand(z.shape[1:]).flatten()
+        self.noise = torch.as_tensor(noise, dtype=z.dtype, device=z.device)
+        self.variance = torch.ones(z[0].numel(), dtype=z.dtype, device=z.device)
 
     def departure(self, z: Tensor) -> Tensor:
-        return (self.z - z[:, self.hours]).flatten(1)
+        return ((self.z - z[:, self.hours]) / self.noise).flatten(1)
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        return self.departure(z), lambda w: w[:, self.hours].flatten(1)
+        return self.departure(z), lambda w: (w[:, self.hours] / self.noise).flatten(1)
 
     def cov(self, v: Tensor) -> Tensor:
-        return self.variance * v
+        return v
 
     def members(self, chosen: slice) -> HoursLikelihood:
-        return HoursLikelihood(self.z[chosen], self.hours, self.variance.view(self.z.shape[1:]))
+        return HoursLikelihood(self.z[chosen], self.hours, self.noise)
 
 
 class StackedLikelihood:

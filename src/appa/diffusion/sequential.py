@@ -13,8 +13,9 @@ are left out and drawn again by the next window, so that all hours but the last 
     | given p | kept W - p - ℓ | left out ℓ |
                        | given p | kept W - p - ℓ | left out ℓ |
 
-*Sweeps* go over the trajectory again, and draw the interior of windows anew given :math:`p` hours
-on both sides (Gibbs sampling), which carries what later observations say back across windows.
+*Sweeps* go over the trajectory again, and draw the interior of windows anew given two hours on both
+sides (Gibbs sampling), which carries what later observations say back across windows. Two, since
+what is given holds a sweep back.
 
 Hours that are given enter as observations of the latents themselves, with a little noise: that of
 the latents the denoiser was trained with.
@@ -37,6 +38,8 @@ from .sampling import Keeper, Noise, Sampler, integrate, padded
 from .trajectory import TrajectoryDenoiser
 
 __all__ = ["Window", "draw_sequential", "schedule", "windows"]
+
+BESIDE = 2  # hours given on each side of what a sweep draws
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,18 @@ def windows(
     return found
 
 
-def sweep(length: int, window: int, known: int, past: int, number: int) -> list[Window]:
+def sweep(length: int, window: int, known: int, number: int) -> list[Window]:
     r"""The windows of a sweep, from the end of the trajectory to its beginning.
 
-    Interiors of :math:`W - 2 p` hours cover the trajectory, in every other sweep those between.
+    Interiors of :math:`W - 4` hours cover the trajectory, in every other sweep those between.
     """
-    size = window - 2 * past
+    size = window - 2 * BESIDE
     if size < 1:
-        raise ValueError(f"{past} hours on both sides fill a window of {window} hours")
+        raise ValueError(f"{BESIDE} hours on both sides fill a window of {window} hours")
     edges = [known, *range(known + (size if number % 2 else max(1, size // 2)), length, size)]
     found = []
     for a, b in zip(edges, [*edges[1:], length], strict=True):
-        start = min(max(0, a - past), length - window)
+        start = min(max(0, a - BESIDE), length - window)
         given = [i for i in range(window) if not a <= start + i < b]
         found.append(Window(start, tuple(given), slice(a - start, b - start)))
     return found[::-1]
@@ -181,7 +184,7 @@ def draw_sequential(
         free = [i for i in range(denoiser.window) if i not in window.given]
         parts = [observe(window.start, free)]
         if given:
-            parts.append(HoursLikelihood(z[:, here][:, given], given, noise**2))
+            parts.append(HoursLikelihood(z[:, here][:, given], given, noise))
         found = [part for part in parts if part is not None]
         likelihood = StackedLikelihood(found) if len(found) > 1 else (found or [None])[0]
         trajectory = TrajectoryDenoiser(
@@ -212,4 +215,4 @@ def schedule(
     first = windows(max(length, window), window, known, past, lag, new)
     if length <= window:
         return first
-    return first + [w for k in range(sweeps) for w in sweep(length, window, known, past, k)]
+    return first + [w for k in range(sweeps) for w in sweep(length, window, known, k)]

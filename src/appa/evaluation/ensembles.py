@@ -204,7 +204,9 @@ def _channels(
 ) -> list[tuple[str, int | None]]:
     r"""The channels to score, as variable and level."""
     known: list[tuple[str, int | None]] = []
-    for name in map(str, estimate.data_vars):
+    order = {name: k for k, name in enumerate(VARIABLES)}  # of a state
+    names = sorted(map(str, estimate.data_vars), key=lambda n: order.get(n, len(order)))
+    for name in names:
         if name not in truth or not {*SPACE, "time"} <= set(truth[name].dims):
             continue
         if "level" not in estimate[name].dims:

@@ -189,13 +189,14 @@ def add_colorbar(
     name: str,
     values: ArrayLike,
     shrink: float = 0.75,
+    location: str = "right",
 ):
     r"""A colour bar with its unit, pointed where values lie beyond its ends."""
     shown, (low, high) = style(name).shown(values), artist.get_clim()
     shown = shown[np.isfinite(shown)]
     below, above = bool((shown < low).any()), bool((shown > high).any())
     extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[(below, above)]
-    return draw_colorbar(figure, axes, artist, style(name).units, extend, shrink)
+    return draw_colorbar(figure, axes, artist, style(name).units, extend, shrink, location)
 
 
 def draw_colorbar(
@@ -205,9 +206,12 @@ def draw_colorbar(
     words: str,
     extend: str = "neither",
     shrink: float = 0.75,
+    location: str = "right",
 ):
-    r"""A colour bar in the style of all figures."""
-    bar = figure.colorbar(artist, ax=axes, extend=extend, shrink=shrink, aspect=18, pad=0.015)
+    r"""A colour bar in the style of all figures, to the right of axes or below them."""
+    bar = figure.colorbar(
+        artist, ax=axes, extend=extend, shrink=shrink, aspect=18, pad=0.015, location=location
+    )
     bar.set_label(words, color=INK, fontsize=9)
     bar.outline.set_visible(False)  # pyright: ignore
     bar.ax.tick_params(color=MUTED, labelcolor=INK, labelsize=8, length=2.5)

@@ -18,6 +18,7 @@ from ..errors import AppaError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["STYLES", "Style", "finish", "label", "legend", "limits", "require", "style"]
 
@@ -130,6 +131,6 @@ def finish(ax: Axes, x: str, y: str, title: str) -> None:
         spine.set_color(MUTED)
 
 
-def legend(ax: Axes, **options: Any) -> None:
-    r"""Adds a legend without a frame."""
+def legend(ax: Axes | Figure, **options: Any) -> None:
+    r"""Adds a legend without a frame, to axes or to a figure."""
     ax.legend(frameon=False, fontsize=8, labelcolor=INK, **options)

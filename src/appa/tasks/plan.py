@@ -73,7 +73,7 @@ class Passes:
         )
 
 
-def passes(guidance: str, iterations: int, guided: bool, observed: int) -> Passes:
+def passes(guidance: str, iterations: int, guided: bool, observed: int, probes: int = 0) -> Passes:
     r"""The passes of one evaluation of one window of one member.
 
     Arguments:
@@ -81,17 +81,19 @@ def passes(guidance: str, iterations: int, guided: bool, observed: int) -> Passe
         iterations: The iterations of its solver.
         guided: Whether anything is known of the window: observations, or hours that are given.
         observed: The number of its hours with observations.
+        probes: The probes of observables' curvature, of MMPS.
     """
     if not guided:
         return Passes(1)
-    solve = 2 * iterations + 2
+    solve = 2 * iterations + 1
     back, products = {
-        "mmps": (iterations + 1, solve),
-        "tmpd": (2, 4),
+        "mmps": (iterations + 1 + probes, solve),
+        "tmpd": (2, 3),
         "sda": (1, 1),
         "dps": (1, 1),
     }.get(guidance, (0, solve))
-    return Passes(1, back, observed, products * observed)
+    forward = 1 + 4 * probes if guidance == "mmps" else 1
+    return Passes(1, back, forward * observed, products * observed)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def plan(
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
     for guided, observed in windows:
-        part = passes(settings.guidance, settings.iterations, guided, observed)
+        part = passes(settings.guidance, settings.iterations, guided, observed, settings.curvature)
         total, solves = total + part * (n * members), solves + n * members * guided
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     if kept:

@@ -247,5 +247,5 @@ class Posterior:
         if not given:
             return seen
         assert known is not None
-        hours = HoursLikelihood(known[:, start : start + given], range(given), self.noise**2)
+        hours = HoursLikelihood(known[:, start : start + given], range(given), self.noise)
         return hours if seen is None else StackedLikelihood([seen, hours])

@@ -74,8 +74,9 @@ class Settings(Sampling):
 
     def guidance_of(self) -> Guidance:
         r"""The guidance."""
+        probes = {"probes": self.curvature} if self.guidance == "mmps" else {}
         return GUIDANCES[self.guidance](
-            solver=self.solver, iterations=self.iterations, tolerance=self.tolerance
+            solver=self.solver, iterations=self.iterations, tolerance=self.tolerance, **probes
         )
 
     def lag_of(self, window: int) -> int:

@@ -9,6 +9,16 @@ formula, the covariance :math:`V = \sigma_t^2 \, \nabla d(z_t)^\top`. Then
 
 which is exact where the prior is Gaussian and :math:`\mathcal{A}` linear. The system is solved by
 products alone. Of a trained network :math:`V` is not quite symmetric, as GMRES allows.
+
+Where :math:`\mathcal{A}` is strongly curved (:math:`z^2`, :math:`|z|`) and the prior has several
+modes, :math:`\mathcal{A}(\hat{z})` is not what to expect of :math:`\mathcal{A}(z)`, and the modes
+get wrong weights. With *probes*, its second order is added,
+
+.. math:: \mathbb{E}[\mathcal{A}(z) \mid z_t] \approx \mathcal{A}(\hat{z}) + \frac{1}{2}
+    \operatorname{tr}(\nabla^2 \! \mathcal{A}(\hat{z}) \, V) ,
+
+the trace estimated with random signs: one product with :math:`V` and four evaluations of
+:math:`\mathcal{A}` each. It vanishes for linear operators.
 (:class:`azula.guidance.MMPSDenoiser` is the same for a fixed number of iterations, and computes
 :math:`\mathcal{A}(\hat{z})` once more for every product.)
 """
@@ -21,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ..likelihood import Likelihood
-from ..solvers import SOLVERS
+from ...solvers import SOLVERS
 from .linear import Linearized
 
 __all__ = ["MMPS", "Guidance"]
@@ -71,7 +81,16 @@ class Guidance:
 
 
 class MMPS(Guidance):
-    r"""Creates MMPS, see :class:`Guidance`."""
+    r"""Creates MMPS.
+
+    Arguments:
+        probes: The number of probes of the curvature of :math:`\mathcal{A}`.
+        kwargs: Arguments of :class:`Guidance`.
+    """
+
+    def __init__(self, probes: int = 0, **kwargs):
+        super().__init__(**kwargs)
+        self.probes = probes
 
     def __call__(
         self,
@@ -88,5 +107,40 @@ class MMPS(Guidance):
         def cov_z(v: Tensor) -> Tensor:
             return sigma_t**2 * torch.autograd.grad(mean, z_t, v, retain_graph=True)[0]
 
-        v = self.solve(observed.covariance(cov_z), observed.departure)
+        departure = observed.departure
+        for probe in range(self.probes):
+            bend = curvature(likelihood, mean.detach(), cov_z, probe)
+            departure = departure + bend / self.probes
+        v = self.solve(observed.covariance(cov_z), departure)
         return mean.detach() + cov_z(observed.At(v))
+
+
+@torch.no_grad()
+def curvature(
+    likelihood: Likelihood, z: Tensor, cov_z: Callable[[Tensor], Tensor], probe: int
+) -> Tensor:
+    r"""Half the trace of :math:`-\nabla^2 \! \mathcal{A} \, V`, estimated with one probe.
+
+    With signs :math:`u` and :math:`w = V u`, :math:`u^\top \nabla^2 \! \mathcal{A} \, w` is a
+    difference of second differences along :math:`a u \pm w / a`, of like size by the choice of
+    :math:`a`.
+
+    Arguments:
+        likelihood: The likelihood.
+        z: Windows :math:`\hat{z}`, with shape :math:`(B, W, C, H, W')`.
+        cov_z: The products with :math:`V`.
+        probe: The number of the probe.
+
+    Returns:
+        What to add to departures, with shape :math:`(B, N)`.
+    """
+    generator = torch.Generator().manual_seed(probe)
+    u = torch.randint(0, 2, z.shape[1:], generator=generator).to(z) * 2 - 1
+    u = u.expand_as(z)
+    w = cov_z(u)
+    small = torch.finfo(z.dtype).tiny
+    size = w.flatten(1).norm(dim=1).clip(min=small) / u.flatten(1).norm(dim=1)
+    a = size.sqrt().view(-1, *[1] * (z.ndim - 1))
+    p, m = (a * u + w / a) / 2, (a * u - w / a) / 2
+    d = likelihood.departure
+    return (d(z + p) + d(z - p) - d(z + m) - d(z - m)) / 2

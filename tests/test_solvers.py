@@ -3,7 +3,7 @@ r"""Solvers against direct solutions."""
 import pytest
 import torch
 
-from appa.diffusion.solvers import SOLVERS, cg, gmres
+from appa.solvers import SOLVERS, cg, gmres
 
 
 def system(members: int, n: int, symmetric: bool, seed: int = 0):

@@ -100,7 +100,7 @@ def cg(
     x, r, p = torch.zeros_like(b), b, b
     rr = start = dot(b, b)
     going, done = start > 0, 0
-    for i in range(min(iterations, b.shape[1])):
+    for i in range(iterations):  # in finite precision, more than N of them may be needed
         Ap = A(p)
         curvature = dot(p, Ap)
         going = going & (curvature > 0)  # a direction without, and rounding or A is at fault

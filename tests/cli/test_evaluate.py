@@ -1,0 +1,140 @@
+r"""`appa evaluate`, as a user runs it: ensembles with errors that are known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+import xarray as xr
+from typer.testing import CliRunner
+
+from appa.cli import evaluate
+from appa.data import climatology
+from appa.data.grids import Grid
+from appa.errors import AppaError, DataError
+
+GRID = Grid("equiangular-cells", 8, 16)
+DAYS = 8
+
+
+def world(days: int = DAYS) -> xr.Dataset:
+    rng = np.random.default_rng(0)
+    times = pd.date_range("2021-03-21", periods=24 * days, freq="h")
+    coords = {"time": times, "level": [500, 850]}
+    coords |= {"latitude": GRID.latitude, "longitude": GRID.longitude}
+    shape = (24 * days, 2, *GRID.shape)
+    dims = ("time", "level", "latitude", "longitude")
+    ds = xr.Dataset({"temperature": (dims, rng.normal(250, 5, shape).astype("float32"))}, coords)
+    surface = ds["temperature"].isel(level=1, drop=True) + 30
+    mask = np.broadcast_to(np.arange(16) < 4, GRID.shape).astype("float32")
+    ds["2m_temperature"] = surface.assign_attrs(units="K")
+    return ds.assign(land_sea_mask=(("latitude", "longitude"), mask))
+
+
+def drawn(truth: xr.Dataset, seed: int, **sizes: float) -> xr.Dataset:
+    r"""Two members, with errors of a size that differs from day to day."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, size in sizes.items():
+        name = {"t2m": "2m_temperature", "t": "temperature"}[name]
+        noise = rng.normal(size=(2, *truth[name].shape)) * size
+        day = np.repeat(np.random.default_rng(9).uniform(0.5, 1.5, DAYS), 24)
+        noise = noise * day.reshape(1, -1, *[1] * (truth[name].ndim - 1))
+        dims = ("member", *truth[name].dims)
+        found[name] = (truth[name] + xr.DataArray(noise, dims=dims)).astype("float32")
+    return xr.Dataset(found).assign_coords(member=[0, 1]).transpose("member", "time", ...)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder, truth = tmp_path_factory.mktemp("evaluate"), world()
+    truth.to_zarr(folder / "truth.zarr", zarr_format=3, consolidated=False)
+    drawn(truth, 1, t2m=1.0, t=1.0).to_netcdf(folder / "a.nc")
+    drawn(truth, 2, t2m=0.9, t=1.0).to_netcdf(folder / "b.nc")
+    drawn(truth, 2, t2m=0.9, t=1.0).isel(time=slice(48)).to_netcdf(folder / "short.nc")
+    return folder
+
+
+def run(folder: Path, *args: str) -> str:
+    app = typer.Typer()
+    evaluate.register(app)
+    paths = [str(folder / a) if a.endswith((".nc", ".zarr")) else a for a in args]
+    result = CliRunner().invoke(app, paths)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def row(output: str, name: str) -> list[str]:
+    return re.search(rf"^{name} +(.*)$", output, re.MULTILINE)[1].split()  # type: ignore[index]
+
+
+def test_one(folder, tmp_path):
+    r"""Skill, spread and CRPS of N(0, s) members of a truth that is 0: s/√2, s and E|e|, less half
+    of E|e − e'|: (√(2/π) − 1/√π) s, with s² the mean of the days'."""
+    out = tmp_path / "scores.nc"
+    output = run(
+        folder, "a.nc", "--truth", "truth.zarr", "--regions", "global,land", "--out", str(out)
+    )
+    day = np.random.default_rng(9).uniform(0.5, 1.5, DAYS)
+    s, mean = np.sqrt((day**2).mean()), day.mean()
+    unit, skill, spread, ratio, crps = row(output, "t2m")
+    error = 4 / np.sqrt(24 * DAYS * 8 * 16)
+    assert unit == "K"
+    assert float(skill) == pytest.approx(s / np.sqrt(2), rel=error + 5e-3)
+    assert float(spread) == pytest.approx(s, rel=error + 5e-3)
+    assert float(ratio) == pytest.approx(np.sqrt(1.5) * np.sqrt(2), abs=0.03)
+    expected = (np.sqrt(2 / np.pi) - 1 / np.sqrt(np.pi)) * mean
+    assert float(crps) == pytest.approx(expected, abs=error + 5e-4)
+    assert "a.nc: 2 members, 192 hours" in output
+    scores = xr.open_dataset(out)
+    assert dict(scores.sizes) == {"region": 2, "time": 192, "channel": 3}
+    assert scores["channel"].values.tolist() == ["t2m", "t500", "t850"]
+    assert scores["skill"].attrs["long_name"]
+    assert scores["level"].attrs["units"] == "hPa"
+
+
+def test_two(folder):
+    r"""One variable is better by a tenth, the other by chance if at all."""
+    output = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr")
+    skill, crps = output.split("CRPS, A")
+    for table in (skill, crps):
+        *_, better = row(table, "t2m")
+        assert better == "B"
+        _, a, b, difference, low, _, high, _ = row(table, "t2m")
+        assert float(b) / float(a) == pytest.approx(0.9, abs=0.02)
+        assert float(low) < float(difference) < float(high) < 0
+        assert row(table, "t500")[-1] == "·"
+    assert re.search(r"8 blocks of 24 hours: \d of 6 differences are real", output)
+    # each way the same
+    output = run(folder, "b.nc", "a.nc", "--truth", "truth.zarr", "--variables", "t2m")
+    assert row(output, "t2m")[-1] == "A"
+    output = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr", "--days", "2")
+    assert "4 blocks of 48 hours: 6 or more are needed" in output
+    assert row(output, "t2m")[-1] == "·"
+    output = run(folder, "a.nc", "short.nc", "--truth", "truth.zarr")
+    assert "2 blocks of 24 hours: 6 or more" in output
+
+
+def test_climatology(folder, tmp_path):
+    r"""Of white noise: its error is its deviation, its CRPS 1/√π of it."""
+    clim = climatology.fit(world().drop_vars("land_sea_mask"), harmonics=0)
+    path = climatology.save(clim, tmp_path / "climatology.nc")
+    output = run(folder, "a.nc", "--truth", "truth.zarr", "--climatology", str(path))
+    *_, skill, crps = row(output, "t850")
+    assert float(skill) == pytest.approx(5, rel=0.02)
+    assert float(crps) == pytest.approx(5 / np.sqrt(np.pi), rel=0.02)
+
+
+def test_errors(folder, tmp_path):
+    with pytest.raises(DataError, match="did you mean 'ocean'"):
+        run(folder, "a.nc", "--truth", "truth.zarr", "--regions", "oceans")
+    (tmp_path / "mine.nc").write_text("mine")
+    with pytest.raises(AppaError, match="exists already"):
+        run(folder, "a.nc", "--truth", "truth.zarr", "--out", str(tmp_path / "mine.nc"))
+    with pytest.raises(AppaError, match="nothing"):
+        run(folder, "nothing.zarr", "--truth", "truth.zarr")
