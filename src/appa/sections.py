@@ -339,6 +339,10 @@ class Config(Section):
         elif value.new is not None and value.new > window - value.past - (value.lag or 0):
             told = f"expected at most window - past - lag, {window - value.past - (value.lag or 0)}"
             problems.append(("new", f"found {value.new}, {told}"))
+        if value.sweeps and window < 5:
+            problems.append(
+                ("sweeps", f"found {value.sweeps}, expected 0 for windows below 5 hours")
+            )
         if problems:
             raise Problems(*problems)
         return value

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from small_space import ROW, START, compiled, dense_space, make_space
 
 from appa.data.grids import Grid
 from appa.errors import DataError
@@ -15,6 +14,8 @@ from appa.observations.collection import Observations
 from appa.observations.errors import WindowCovariance, rows_std
 from appa.observations.operators import compile_observations
 from appa.observations.representation import Representation
+
+from .small_space import ROW, START, compiled, dense_space, make_space
 
 GRID = Grid("equiangular-cells", 9, 16)
 T2M, U10, V10, SST = (

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from small_space import RADIUS, direction, places
 
 from appa.data.grids import Grid
 from appa.data.variables import Channel
 from appa.errors import AppaError, DataError
 from appa.observations.correlations import Mixture, SpaceAtoms, TimeAtoms
 from appa.observations.representation import Representation, estimate
+
+from .small_space import RADIUS, direction, places
 
 T2M, SST, U10, V10 = (
     Channel(name)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import eval_legendre
-from small_space import compiled, dense, dense_space, dense_time, make_space, places
 
 from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
 from appa.observations.representation import Representation, estimate
 from appa.observations.residual import Correlated, conjugate_gradients, draw_residual
+
+from .small_space import compiled, dense, dense_space, dense_time, make_space, places
 
 T2M, U10, V10, SST = (
     "2m_temperature",

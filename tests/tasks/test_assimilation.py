@@ -13,11 +13,15 @@ import pytest
 import torch
 import xarray as xr
 
+import appa.diffusion.sequential as sequential
 import appa.tasks.assimilation as assimilation
+from appa.diffusion.guidance.linear import Linearized
+from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
 from appa.tasks.analyses import past_latents
 from appa.tasks.loading import load
 from appa.tasks.model import Model
+from appa.tasks.posterior import StatesLikelihood
 from appa.tasks.settings import Settings
 
 from . import small
@@ -122,12 +126,13 @@ def test_states_that_are_seen_come_back(model):
 # ---------------------------------------------------------------- forecasts
 
 
-@pytest.mark.parametrize("mode", ["auto", "composed"])
-def test_a_forecast_goes_on(model, mode):
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_a_forecast_goes_on(model, all_at_once):
     r"""From the latents of an analysis: its hours are those after, and the past is its own."""
     a = model.reanalysis(stations(), START, 4, members=2, **STEPS)
-    settings = Settings.of(model.config, mode=mode, iterations=200, tolerance=1e-4, steps=12)
-    f = assimilation.forecast(model, a, 5, settings=settings)
+    settings = Settings.of(model.config, iterations=200, tolerance=1e-4, steps=12)
+    options = {"settings": settings, "all_at_once": all_at_once}
+    f = assimilation.forecast(model, a, 5, **options)
     assert f["time"].values[0] == a["time"].values[-1] + np.timedelta64(1, "h")
     assert f.sizes["time"] == 5
     assert f.sizes["member"] == 2
@@ -135,7 +140,7 @@ def test_a_forecast_goes_on(model, mode):
     assert (times == a["time"].values[-2:]).all()
     np.testing.assert_array_equal(past, a["latents"].values[:, -2:])
     # each member goes on from its own past, one after the other where there are more
-    more = assimilation.forecast(model, a, 5, members=3, settings=settings)
+    more = assimilation.forecast(model, a, 5, members=3, **options)
     same(more.isel(member=slice(2)), f, 1e-3)
     assert abs(more.isel(member=0) - more.isel(member=2))["temperature"].max() > 0.01
 
@@ -236,7 +241,7 @@ def test_gross_errors_do_not_count(model, method):
     options = {"members": 2, "seed": 1, "steps": 12}
     without = model.reanalysis(good.drop(index=2), START, 4, **options)
     fooled = model.reanalysis(bad, START, 4, **options)
-    told = pytest.warns(UserWarning, match="1 observations left out: too far from the background")
+    told = pytest.warns(UserWarning, match=r"too far from the background")
     with told if method == "check" else nullcontext():
         kept = model.reanalysis(bad, START, 4, background=method, threshold=10.0, **options)
     untouched = model.reanalysis(good, START, 4, background=method, threshold=10.0, **options)
@@ -248,3 +253,62 @@ def test_gross_errors_do_not_count(model, method):
     assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
     share = distance(kept, without) / distance(fooled, without)
     assert share < (1e-3 if method == "check" else 0.9)
+
+
+# ---------------------------------------------------------------- noise, memory, what is known
+
+
+def test_noise_is_not_drawn_twice(model):
+    r"""Neither by a forecast that goes on from an analysis with the same seed, nor a day later."""
+    options = {"members": 1, "seed": 0, "mode": "sequential", **STEPS}
+    noises = {}
+
+    def hear(name):
+        class Heard(Noise):
+            def __call__(self, shape, *step):
+                drawn = super().__call__(shape, *step)
+                noises.setdefault(name, []).append(drawn.flatten()[:40])
+                return drawn
+
+        return Heard
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("analysis", "next"):
+            patch.setattr(sequential, "Noise", hear(name))
+            start = START if name == "analysis" else "2001-01-02T03"
+            a = model.reanalysis(None, start, 7, **options)
+        patch.setattr(sequential, "Noise", hear("forecast"))
+        model.forecast(a.isel(time=slice(0, 4)), 3, members=1, seed=0, **STEPS)
+    drawn = torch.stack([noise for part in noises.values() for noise in part])
+    assert len(drawn) >= 5
+    assert torch.corrcoef(drawn).fill_diagonal_(0).abs().max() < 5 / 40**0.5
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_hours_decoded_apart_are_the_same_likelihood(model, at_once):
+    r"""Departures, and products with the Jacobian and its transpose."""
+    settings = Settings.of(model.config)
+    wind = stations(error=1.0)
+    posterior, _ = assimilation.given_observations(model, wind, START, 4, settings)
+    whole = posterior.observed(0, range(4))
+    apart = StatesLikelihood(model, posterior.operators, whole.covariance, at_once)
+    generator = torch.Generator().manual_seed(0)
+    z, w = torch.randn(2, 2, 4, *model.config.latent_shape, generator=generator)
+    a, b = Linearized(whole, z), Linearized(apart, z)
+    u = torch.randn(a.departure.shape, generator=generator)
+    assert len(apart.groups) > 1
+    for x, y in ((a.departure, b.departure), (a.A(w), b.A(w)), (a.At(u), b.At(u))):
+        assert torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(b.At(u), a.At(u), rtol=1e-4, atol=1e-5)  # and once more
+
+
+def test_what_is_excluded_is_told(model):
+    rows = stations()
+    bad = pd.concat([rows, rows.head(1).assign(latitude=123.0), rows.head(1).assign(value=np.nan)])
+    with pytest.warns(UserWarning, match=r"(?s)left out.*coordinates"):
+        model.reanalysis(bad, START, 4, members=1, steps=1)
+
+
+def test_one_hour_tells_no_motion(model):
+    with pytest.warns(UserWarning, match="starts from one hour"):
+        model.forecast(small.states().isel(time=[0]), 2, members=1, steps=1)

@@ -185,8 +185,6 @@ def forecast(
 
     _ready(out)
     loaded = load(model, device)
-    if all_at_once:
-        settings["mode"] = "composed"
     past = until(open_analysis(source), at)
     with told():
         ds = run(
@@ -198,6 +196,7 @@ def forecast(
             settings=settings_of(loaded, settings),
             out=out,
             batch=batch,
+            all_at_once=all_at_once,
             **given,
         )
     _tell(out, ds)

@@ -92,8 +92,7 @@ def forecast(
 
     Example: appa plan forecast planet --hours 48 --members 8 --new 6
     """
-    if all_at_once:
-        settings["mode"] = "composed"
+    settings["mode"] = "composed" if all_at_once else "sequential"
     _plan(model, "forecast", hours, members, None, settings, given, device, None, batch, measure)
 
 

@@ -17,17 +17,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, nearest
 
-__all__ = ["KINDS", "RADIUS", "Grid", "conservative", "great_circle"]
+__all__ = ["KINDS", "RADIUS", "Grid", "conservative", "great_circle", "same_places"]
 
 RADIUS = 6_371_229.0  # m, the sphere of ECMWF's forecast model
 
 KINDS: tuple[str, ...] = ("equiangular", "equiangular-cells", "gaussian")
+
+CLOSE = 5e-3  # of a cell, within which coordinates are the same: files round them
 
 Array = NDArray[np.float64]
 
@@ -235,6 +238,19 @@ class Grid:
             + ", ".join(f"{kind}: from {cls(kind, h, w).latitude[0]:.6g}" for kind in KINDS)
             + "); a part of the globe or an irregular grid must be regridded first"
         )
+
+
+def same_places(a: Any, b: Any) -> bool:
+    r"""Whether two grids or datasets have the same points, to half a percent of a cell.
+
+    Arguments:
+        a, b: What has a `latitude` and a `longitude`, in one order and convention.
+    """
+    for name, span in (("latitude", 180.0), ("longitude", 360.0)):
+        x, y = (np.asarray(getattr(grid, name), np.float64) for grid in (a, b))
+        if x.shape != y.shape or not (np.abs(x - y) <= CLOSE * span / max(len(x), 1)).all():
+            return False
+    return True
 
 
 def great_circle(

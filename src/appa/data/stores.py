@@ -25,7 +25,7 @@ from .direct import with_direct_reads
 from .variables import STATIC, VARIABLES
 from .writing import unfinished
 
-__all__ = ["canonicalize", "open_store"]
+__all__ = ["NETCDF", "canonicalize", "consolidated", "missing", "open_store"]
 
 NETCDF = (".nc", ".nc4", ".netcdf", ".cdf", ".h5")
 
@@ -88,11 +88,11 @@ def _open(path: str) -> xr.Dataset:
             "was writing it, with the same arguments, to complete it"
         )
     if not local.exists():
-        raise StoreError(_missing(local))
+        raise StoreError(missing(local))
     if local.is_file():
         return _open_files([local])
     if any((local / mark).exists() for mark in ("zarr.json", ".zgroup", ".zmetadata")):
-        return _open_zarr(path, consolidated=_consolidated(local))
+        return _open_zarr(path, consolidated=consolidated(local))
     files = sorted(p for p in local.iterdir() if p.suffix in NETCDF)
     if files:
         return _open_files(files)
@@ -120,7 +120,7 @@ def _open_zarr(path: str, **options: Any) -> xr.Dataset:
 def _open_files(files: Sequence[Path]) -> xr.Dataset:
     for file in files:
         if not file.exists():
-            raise StoreError(_missing(file))
+            raise StoreError(missing(file))
     if len(files) == 1:
         return _decode(str(files[0]), _open_netcdf(files[0]))
     # Joining lazily takes Dask; an hour a chunk keeps reads of one state small.
@@ -226,7 +226,8 @@ def _decode(path: str, ds: xr.Dataset) -> xr.Dataset:
     return ds.set_coords([name for name in ("trajectory",) if name in ds])
 
 
-def _consolidated(path: Path) -> bool:
+def consolidated(path: Path) -> bool:
+    r"""Whether a local Zarr store has its metadata in one place."""
     if (path / "zarr.json").exists():
         try:
             return bool(json.loads((path / "zarr.json").read_text()).get("consolidated_metadata"))
@@ -235,7 +236,8 @@ def _consolidated(path: Path) -> bool:
     return (path / ".zmetadata").exists()
 
 
-def _missing(path: Path) -> str:
+def missing(path: Path) -> str:
+    r"""That a file or folder is missing, and what there is instead."""
     folder = path.parent
     while not folder.exists():
         folder = folder.parent

@@ -9,7 +9,7 @@ the cancellation a difference would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ __all__ = [
     "HoursLikelihood",
     "Likelihood",
     "StackedLikelihood",
+    "probed_gain",
     "twice_differentiated",
 ]
 
@@ -43,6 +44,15 @@ class Likelihood(Protocol):
 
     def cov(self, v: Tensor) -> Tensor:
         r"""The products :math:`\Sigma_y v`, with shape :math:`(B, N)`."""
+        ...
+
+    def gain(self, z: Tensor) -> Tensor:
+        r"""The diagonal of :math:`A A^\top`, with shape :math:`(N)`; see :func:`probed_gain`.
+
+        Arguments:
+            z: Any window, with shape :math:`(1, W, C, H, W')`, which is not looked at but for its
+                shape, precision and device.
+        """
         ...
 
     def members(self, chosen: slice) -> Likelihood:
@@ -77,6 +87,16 @@ def twice_differentiated(
     return found, product
 
 
+def probed_gain(likelihood: Any, z: Tensor, probes: int = 16) -> Tensor:
+    r"""The diagonal of :math:`A A^\top` at :math:`z = 0`, estimated with random signs."""
+    with torch.enable_grad():
+        _, product = likelihood.linearize(torch.zeros_like(z).requires_grad_())
+    generator = torch.Generator().manual_seed(0)
+    signs = [torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1 for _ in range(probes)]
+    with torch.no_grad():
+        return torch.stack([product(w)[0].square() for w in signs]).mean(dim=0)
+
+
 class GaussianLikelihood:
     r"""Creates a likelihood with independent errors.
 
@@ -99,6 +119,9 @@ class GaussianLikelihood:
 
     def cov(self, v: Tensor) -> Tensor:
         return self.variance * v
+
+    def gain(self, z: Tensor) -> Tensor:
+        return probed_gain(self, z)
 
     def members(self, chosen: slice) -> GaussianLikelihood:
         return self
@@ -130,6 +153,9 @@ class HoursLikelihood:
     def cov(self, v: Tensor) -> Tensor:
         return v
 
+    def gain(self, z: Tensor) -> Tensor:
+        return (1 / self.noise**2).expand(self.z.shape[1:]).flatten()
+
     def members(self, chosen: slice) -> HoursLikelihood:
         return HoursLikelihood(self.z[chosen], self.hours, self.noise)
 
@@ -158,6 +184,9 @@ class StackedLikelihood:
     def cov(self, v: Tensor) -> Tensor:
         split = v.split([len(part.variance) for part in self.parts], dim=1)
         return torch.cat([p.cov(w) for p, w in zip(self.parts, split, strict=True)], dim=1)
+
+    def gain(self, z: Tensor) -> Tensor:
+        return torch.cat([part.gain(z) for part in self.parts])
 
     def members(self, chosen: slice) -> StackedLikelihood:
         return StackedLikelihood([part.members(chosen) for part in self.parts])

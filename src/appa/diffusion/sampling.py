@@ -16,8 +16,8 @@ It goes from :math:`z_T \sim \mathcal{N}(0, (1 + \sigma_\max^2) I)` down a grid 
   \, \sigma_t \, \epsilon`. It loses most of the variance of what is observed well.
 
 The loop is ours, since it must be left and entered in the middle: after each step, what is needed
-to go on can be kept. Noise depends on the seed, the member and the step alone, so that members may
-be drawn in any order, or apart.
+to go on can be kept. Noise depends on the seed, the member, the first hour and the step alone, so
+that members may be drawn in any order, or apart.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def draw(
             shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members),
+            Noise(seed, members, key=(hour_number(hours),)),
             place,
             advance=advance,
             keeper=keeper,
@@ -254,6 +254,12 @@ def draw(
         return run(advance)[:, :length]
     with progress(sampler.steps, "drawing", unit="steps") as bar:
         return run(bar.advance)[:, :length]
+
+
+def hour_number(hours: np.ndarray) -> int:
+    r"""The number of a trajectory's first hour, which tells its noise from that of others: those of
+    the next day, or of a forecast that goes on from it, with the same seed."""
+    return int(hours.reshape(-1)[0].astype("datetime64[h]").astype(np.int64)) % 2**32
 
 
 def padded(hours: np.ndarray, window: int, stride: int) -> np.ndarray:

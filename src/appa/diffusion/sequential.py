@@ -34,7 +34,7 @@ from ..data.clock import as_datetime64
 from .denoiser import Denoiser
 from .guidance import Guidance
 from .likelihood import HoursLikelihood, Likelihood, StackedLikelihood
-from .sampling import Keeper, Noise, Sampler, integrate, padded
+from .sampling import Keeper, Noise, Sampler, hour_number, integrate, padded
 from .trajectory import TrajectoryDenoiser
 
 __all__ = ["Window", "draw_sequential", "schedule", "windows"]
@@ -140,8 +140,8 @@ def draw_sequential(
         guidance: How windows are guided, by observations and by the hours given.
         sampler: The sampler of each window.
         seed: The seed.
-        observe: What is observed of the window that begins at an hour of the trajectory, at some
-            of its hours.
+        observe: What is observed of the window that begins at an hour of the trajectory, given
+            which of its hours are drawn.
         known: The first latents of the trajectory where they are known, with shape
             :math:`(M, K, C, H, W')`: a forecast's past.
         noise: The standard deviation of the noise of hours that are given, with a shape that
@@ -195,7 +195,7 @@ def draw_sequential(
             z[0, here].shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members, key=(number,)),
+            Noise(seed, members, key=(hour_number(hours[here]), number)),
             like,
             advance=advance,
             keeper=keeper,

@@ -245,8 +245,8 @@ def _parts(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | 
     levels = [level for n, level in channels if n == name]
     chosen = estimate[[name]] if levels == [None] else estimate[[name]].sel(level=levels)
     hour = max(1, chosen[name].nbytes // max(1, chosen.sizes["time"]))
-    size = max(1, len(levels) // math.ceil(hour / MOST))
     for start, stop in time_blocks(chosen):
+        size = max(1, len(levels) // math.ceil(hour * (stop - start) / MOST))
         for k in range(0, len(levels), size):
             yield name, tuple(levels[k : k + size]), start, stop
 
@@ -257,17 +257,18 @@ def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: An
     name, levels, start, stop = part
     hours = slice(start, stop)
     y, x = _read(truth[name], levels, hours)[0], _read(estimate[name], levels, hours)
+    sigma = None
     if f"{name}_std" in estimate and len(x) == 1:
-        sigma = _read(estimate[f"{name}_std"], levels, hours)[0]
-        found = normal_statistics(x[0] - y, sigma)
-    else:
-        found = ensemble_statistics(x - y)
-    undefined = np.isnan(found["crps"])
-    values = []
-    for statistic in (*(found[key] for key in STATISTICS), 1.0):
-        value = np.where(undefined, 0.0, statistic).reshape(*undefined.shape[:2], -1)
-        values.append(np.moveaxis(value @ weights, -1, 0))
-    return [(part, np.stack(values))]
+        sigma = np.broadcast_to(_read(estimate[f"{name}_std"], levels, hours)[0], y.shape)
+    sums = np.empty((len(STATISTICS) + 1, weights.shape[1], *y.shape[:2]))
+    for t in range(len(y)):  # what is computed on the way is of one hour
+        d = x[:, t] - y[t]
+        found = ensemble_statistics(d) if sigma is None else normal_statistics(d[0], sigma[t])
+        undefined = np.isnan(found["crps"])
+        for k, statistic in enumerate((*(found[key] for key in STATISTICS), 1.0)):
+            value = np.where(undefined, 0.0, statistic).reshape(len(undefined), -1)
+            sums[k, :, t] = (value @ weights).T
+    return [(part, sums)]
 
 
 def _read(var: xr.DataArray, levels: tuple[Any, ...], hours: slice) -> np.ndarray:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ..data.clock import as_datetime64
 from ..data.grids import Grid
 from ..errors import DataError
 from .ensembles import STATISTICS, averages
@@ -88,7 +89,7 @@ def evaluate(
     )
     scores = metrics(means if by == "time" else pool(means), statistics)
     if start is not None and by == "time":
-        lead = (means["time"].values - np.datetime64(start, "ns")) / np.timedelta64(1, "h")
+        lead = (means["time"].values - as_datetime64(start)) / np.timedelta64(1, "h")
         attrs = {"units": "h", "long_name": "hours since the last that was known"}
         scores = scores.assign_coords(lead_time=("time", lead, attrs))
     return scores

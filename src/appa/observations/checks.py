@@ -41,6 +41,7 @@ __all__ = [
     "REASONS",
     "THINNED",
     "background_check",
+    "between_levels",
     "describe",
     "huber_weights",
     "join",
@@ -144,6 +145,11 @@ def limits(variable: NDArray, level: NDArray) -> tuple[NDArray, NDArray]:
     return low, high
 
 
+def between_levels(level: Any, levels: Sequence[float]) -> Any:
+    r"""Which pressures lie between a model's levels, all in hPa; of a model without, none do."""
+    return (level >= min(levels, default=np.inf)) & (level <= max(levels, default=-np.inf))
+
+
 def margin(error: NDArray, low: NDArray, high: NDArray) -> NDArray:
     r"""By how much values may leave their range."""
     error = np.where(np.isfinite(error) & (error > 0), error, 0.0)
@@ -183,7 +189,7 @@ def screen(
     exclude(UNKNOWN, np.array([not name for name in names], dtype=bool)[code])
 
     on_level = np.array([bool(n) and observables.find(n).levels == "level" for n in names])[code]
-    within = (level >= min(levels)) & (level <= max(levels))
+    within = between_levels(level, levels)
     exclude(LEVEL, np.where(on_level, ~within, np.isfinite(level)))
 
     low, high = limits(variable, np.where(on_level & within, level, np.nan))

@@ -13,7 +13,7 @@ the whole hour stays, or else the first.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pandas.core.util.hashing import hash_pandas_object
 
 from ..data.clock import as_datetime64
+from ..data.grids import same_places
 from ..errors import DataError
 from .checks import DUPLICATE, PERIOD, describe, join, match_hours, repeated, table
 from .synthesis import COLUMNS
@@ -45,6 +46,7 @@ class Observations:
         gridded: A canonical dataset of the model's variables, NaN where nothing was seen, with
             `<variable>_error` beside each, NaN in the same places; or :py:`None`.
         excluded: What is no longer here: `reason`, `count`, `example`.
+        notes: What else a reader of the report should know, a line each.
 
     Example:
         >>> observations = appa.read_observations("stations.csv")
@@ -57,10 +59,12 @@ class Observations:
         points: pd.DataFrame | None = None,
         gridded: xr.Dataset | None = None,
         excluded: pd.DataFrame | None = None,
+        notes: Iterable[str] = (),
     ):
         self.points = _columns(points)
         self.gridded = gridded
         self.excluded = table({}) if excluded is None else excluded
+        self.notes = tuple(dict.fromkeys(notes))
 
     @cached_property
     def _values(self) -> int:
@@ -82,7 +86,7 @@ class Observations:
         lines = [f"{len(self):,} observations in {hours} hour{'s' * (hours != 1)}"]
         if len(self):
             lines += [self.summary().to_string()]
-        return "\n".join([*lines, "", describe(self.excluded)])
+        return "\n".join([*lines, "", self.report()])
 
     @property
     def hours(self) -> NDArray:
@@ -124,8 +128,8 @@ class Observations:
         return pd.DataFrame.from_dict(out, orient="index", columns=["count", "places", "hours"])
 
     def report(self) -> str:
-        r"""What was excluded, as text."""
-        return describe(self.excluded)
+        r"""What was excluded, as text, and the notes."""
+        return "\n".join([describe(self.excluded), *self.notes])
 
     def exclude(
         self,
@@ -160,7 +164,7 @@ class Observations:
             gone = before - int(new[name].notnull().sum())
             count, example = count + gone, example or f"{name} on the grid" * bool(gone)
         excluded = join([self.excluded, table({reason: (count, example)})])
-        return Observations(points, fields, excluded)
+        return Observations(points, fields, excluded, self.notes)
 
     def between(self, start: Any, hours: int) -> Observations:
         r"""Those of a period: :math:`L` hours from a start on, by the hour they are matched to.
@@ -182,9 +186,8 @@ class Observations:
             kept = Observations(out.points, fields)
             gone = len(self) - len(kept) - (len(self.points) - len(out.points))
             far = f"fields at {time[~inside][0].astype('datetime64[m]')}" if gone else ""
-            out = Observations(
-                out.points, fields, join([out.excluded, table({PERIOD: (gone, far)})])
-            )
+            excluded = join([out.excluded, table({PERIOD: (gone, far)})])
+            out = Observations(out.points, fields, excluded, self.notes)
         if len(self) and not len(out):
             last = end - np.timedelta64(1, "h")
             a, b, c, d = (
@@ -204,14 +207,15 @@ class Observations:
         if other.gridded is not None:
             if fields is None:
                 fields = other.gridded
-            elif _same_grid(fields, other.gridded):
+            elif same_places(fields, other.gridded):
                 fields, shared = merge([fields, other.gridded])
             else:  # a value on another grid is a value at a point
                 more = pd.concat([more, rows_of(other.gridded)], ignore_index=True)
         excluded = join([self.excluded, other.excluded])
         points, again = _without_duplicates([self.points, more])
         gone = table({DUPLICATE: (shared + again[0], again[1] or "on the grid" * bool(shared))})
-        return Observations(points, fields, join([excluded, gone]))
+        notes = (*self.notes, *other.notes)
+        return Observations(points, fields, join([excluded, gone]), notes)
 
     def digest(self) -> str:
         r"""A name for exactly these values, whatever their order: 16 hexadecimal digits."""
@@ -296,13 +300,6 @@ def merge(parts: list[xr.Dataset]) -> tuple[xr.Dataset, int]:
         for key, value in attrs.items():
             out[key].attrs = value
     return out, shared
-
-
-def _same_grid(a: xr.Dataset, b: xr.Dataset) -> bool:
-    return all(
-        a[dim].shape == b[dim].shape and np.allclose(a[dim], b[dim], atol=1e-4)
-        for dim in ("latitude", "longitude")
-    )
 
 
 def _without_duplicates(parts: list[pd.DataFrame]) -> tuple[pd.DataFrame, tuple[int, str]]:

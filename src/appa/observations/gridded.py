@@ -32,6 +32,7 @@ from .checks import (
     RANGE,
     TOLERANCE,
     UNKNOWN,
+    between_levels,
     join,
     margin,
     match_hours,
@@ -215,7 +216,7 @@ def _screen(
     low, high = plausible_range(name)
     if "level" in value.dims:
         p = pair["level"]
-        right = (p >= min(levels)) & (p <= max(levels))
+        right = between_levels(p, levels)
         ranges = np.array([plausible_range(name, x) for x in p.values])
         low, high = (xr.DataArray(r, dims="level", coords={"level": p}) for r in ranges.T)
     give = xr.apply_ufunc(margin, sd, low, high, dask="parallelized", output_dtypes=[np.float64])

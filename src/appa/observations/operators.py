@@ -40,7 +40,7 @@ from .tables import Table, Tables
 if TYPE_CHECKING:
     from .collection import Observations
 
-__all__ = ["HourOperator", "Operators", "StateSpace", "compile_observations"]
+__all__ = ["HourOperator", "Operators", "StateSpace", "compile_observations", "incomparable"]
 
 
 @dataclass(eq=False)
@@ -176,10 +176,21 @@ def compile_observations(
         >>> operators = compile_observations(obs, StateSpace.of(model), hours)
         >>> operators[0].departure(model.decode(z[:, 0]))
     """
-    tables = Tables(observations, space)
-    compiler = Compiler(space, heights or Heights(), tables)
+    compiler = Compiler(space, heights or Heights(), Tables(observations, space))
     found = [compiler(h) for h in np.atleast_1d(as_datetime64(hours)).astype("datetime64[h]")]
     return Operators(found, compiler.excluded)
+
+
+def incomparable(observations: Observations, space: StateSpace, hours: Any) -> pd.DataFrame:
+    r"""What :func:`compile_observations` would leave out, an hour in memory at a time.
+
+    Returns:
+        A table of `reason`, `count` and an `example`.
+    """
+    compiler = Compiler(space, Heights(), Tables(observations, space))
+    for hour in np.atleast_1d(as_datetime64(hours)).astype("datetime64[h]"):
+        compiler(hour)
+    return compiler.excluded
 
 
 class Compiler:

@@ -41,6 +41,12 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 TEXT = ("time", "variable", "station", "units")
 ERRORS = ("_error", "_err", "_sd", "_std")
+# Numbers that are about observations, or about when and who: flags of quality, codes, counts.
+OTHER = (
+    r"^(other .*|index|level_\d+|unnamed.*|row|year|month|day|hour|minute|second|doy)$"
+    r"|(^|[\W_])(qc|qa|qf|quality|flags?|ids?|code|type|status|source|count|number|nr|no|wban|usaf"
+    r"|seq|sequence|version)\d*([\W_]|$)"
+)
 HIGHEST, LOWEST = 9000.0, -500.0  # m; what is beyond is a sign for "not known", as −999.9
 
 
@@ -98,7 +104,6 @@ def read_table(
             f"{where} has no {' and no '.join(lacking)}; it has {', '.join(roles)}: say which is "
             f"which with columns={{'…': {lacking[0]!r}}}"
         )
-    ignored = checks.table({})
     if "value" in frame and "variable" not in frame:
         raise DataError(
             f"{where} has values but no variable; add one, for example "
@@ -106,13 +111,16 @@ def read_table(
             "columns={'value': '2m_temperature'}"
         )
     if "value" not in frame:
-        rows, ignored = _melt(frame, told, where)
+        rows, unknown, unused = _melt(frame, told, where)
     else:
+        unknown, unused = checks.table({}), [str(c) for c in frame.columns if c not in ROLES]
         rows = frame.assign(row=np.arange(len(frame)))
         if "units" not in rows:
             rows["units"] = told.get("value", "")
+    names = [old for old, (role, _) in roles.items() if role in unused]
+    notes = [f"{where}: not used: {', '.join(map(repr, names))}"] if names else []
     if not len(rows):
-        return Observations(excluded=ignored)
+        return Observations(None, None, unknown, notes)
     raw = rows
     rows = _standard(rows, told, rules, where)
     reason = checks.screen(rows, levels=rules.levels, tolerance=rules.tolerance)
@@ -124,33 +132,71 @@ def read_table(
     hour, _ = checks.match_hours(good["time"].to_numpy())
     points = good.loc[:, list(COLUMNS)].assign(hour=hour, longitude=good["longitude"] % 360)
     points["elevation"] = points["elevation"].where(points["elevation"].between(LOWEST, HIGHEST))
-    return Observations(points, None, checks.join([ignored, checks.table(counts)]))
+    return Observations(points, None, checks.join([unknown, checks.table(counts)]), notes)
 
 
-def _melt(frame: pd.DataFrame, told: dict[str, str], where: str) -> tuple[pd.DataFrame, Any]:
-    r"""One row a value, of a table with a column a variable; an empty cell is no observation."""
+def _melt(
+    frame: pd.DataFrame, told: dict[str, str], where: str
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    r"""One row a value, of a table with a column a variable; an empty cell is no observation.
+
+    Numbers in a column of no known name are counted as of an unknown variable, unless by its name
+    the column is about other things.
+
+    Returns:
+        The rows, the table of what is unknown, and the columns that are not used.
+    """
     shared = [c for c in ROLES if c in frame and c not in ("variable", "value", "error", "units")]
-    base, parts, unknown = frame.loc[:, shared].assign(row=np.arange(len(frame))), [], []
+    base, parts = frame.loc[:, shared].assign(row=np.arange(len(frame))), []
     others = [str(c) for c in frame.columns if c not in ROLES]
+    errors = {key + end for key in others for end in ERRORS}
+    unknown: dict[str, int] = {}
+    unused: list[str] = []
+    named = False  # whether a column is meant to be a variable, as far as one can tell
     for key in others:
         sd = next((key + end for end in ERRORS if key + end in frame), None)
-        if recognise(key) is None:
-            close = difflib.get_close_matches(key, [*NAMES, *observables.known()], cutoff=0.85)
-            if sd or close or key in told:
-                seen = int(np.sum(frame[key].notna().to_numpy()))
-                unknown.append(checks.table({checks.UNKNOWN: (seen, f"{where} column {key!r}")}))
+        seen = frame[key].notna().to_numpy()
+        if recognise(key) is not None:
+            part = base.assign(variable=key, value=frame[key], units=told.get(key, ""))
+            if sd is not None:
+                part["error"] = frame[sd]
+            parts.append(part.loc[seen])
             continue
-        part = base.assign(variable=key, value=frame[key], units=told.get(key, ""))
-        if sd is not None:
-            part["error"] = frame[sd]
-        parts.append(part.loc[frame[key].notna().to_numpy()])
-    if not parts and not unknown:
+        close = difflib.get_close_matches(key, [*NAMES, *observables.known()], cutoff=0.85)
+        named |= bool(sd or close or key in told)
+        if sd or close or key in told or (key not in errors and _of_numbers(frame[key], key)):
+            unknown[key] = int(seen.sum())
+        elif key not in errors and seen.any():
+            unused.append(key)
+    if not parts and not named:
         raise DataError(
             f"{where} has neither a column `value` nor one named after a variable; it has "
             f"{', '.join(map(str, frame.columns))}: name them, for example with "
             "columns={'TEMP': '2m_temperature'}"
         )
-    return (pd.concat(parts, ignore_index=True) if parts else base.head(0)), checks.join(unknown)
+    rows = pd.concat(parts, ignore_index=True) if parts else base.head(0)
+    example = f"{where}: " + ", ".join(f"column {key!r}{_hint(key)}" for key in unknown)
+    return rows, checks.table({checks.UNKNOWN: (sum(unknown.values()), example)}), unused
+
+
+def _of_numbers(column: Any, key: str) -> bool:
+    r"""Whether a column may be of values that were observed."""
+    if re.search(OTHER, key.lower()) or column.dtype.kind in "bmM":
+        return False
+    numbers: Any = pd.to_numeric(column, errors="coerce")
+    return 2 * int(numbers.notna().sum()) > int(column.notna().sum())
+
+
+def _hint(name: str) -> str:
+    r"""The known name nearest to an unknown one: one that begins alike, or is spelt alike."""
+    word = re.sub(r"[\s-]+", "_", name.strip().lower())
+    stem = re.sub(r"_?\d{2,4}(hpa)?$", "", word)  # of a column named after a level too
+    every = [*observables.known(), *(n for n in NAMES if len(n) > 2)]
+    found = difflib.get_close_matches(word, every, n=1, cutoff=0.8)
+    found = found or [n for n in every if len(stem) > 2 and n.startswith(stem)]
+    found = found or difflib.get_close_matches(stem, every, n=1, cutoff=0.0)
+    alike = difflib.SequenceMatcher(None, stem, found[0]).ratio() > 0.5
+    return f"; did you mean {found[0]!r}?" if alike else f"; the nearest known is {found[0]!r}"
 
 
 def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str) -> pd.DataFrame:
@@ -294,8 +340,5 @@ SHOWN = {
 
 def _example(row: Any, reason: str, locate: Callable[[int], str]) -> str:
     shown = [f"{c}={row[c]}" for c in SHOWN[reason] if c in row.index and str(row[c]) != ""]
-    hint = ""
-    if reason == checks.UNKNOWN:
-        hint = nearest(str(row["variable"]), [*observables.known(), *NAMES])
-        hint = hint if hint.startswith("; did") else ""
+    hint = _hint(str(row["variable"])) if reason == checks.UNKNOWN else ""
     return f"{locate(int(row['row']))}: {', '.join(shown)}{hint}"

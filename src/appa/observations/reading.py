@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ..data.stores import NETCDF, _consolidated, _missing
+from ..data.stores import NETCDF, consolidated, missing
 from ..data.variables import LEVELS
 from ..errors import DataError, StoreError, nearest
 from . import checks, observables
@@ -128,7 +128,7 @@ def _parts(source: Any, rules: Rules) -> Iterable[Observations]:
 
 def _read_path(path: Path, rules: Rules) -> Observations:
     if not path.exists():
-        raise StoreError(_missing(path))
+        raise StoreError(missing(path))
     name, file = path.name.lower(), path.name
     if name.endswith((".parquet", ".pq")):
         return read_table(_load(pd.read_parquet, path), lambda k: f"{file} row {k}", file, rules)
@@ -138,7 +138,7 @@ def _read_path(path: Path, rules: Rules) -> Observations:
     if name.endswith(NETCDF) or path.is_dir():
         options: dict[str, Any] = {"chunks": {}, "decode_timedelta": False}
         if path.is_dir():
-            options |= {"engine": "zarr", "consolidated": _consolidated(path)}
+            options |= {"engine": "zarr", "consolidated": consolidated(path)}
         ds = _load(xr.open_dataset, path, **options)
         return _read_dataset(ds, file, rules)
     raise DataError(

@@ -18,8 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..data.grids import same_places
 from ..data.variables import STATIC
 from ..errors import DataError
+from .checks import match_hours
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Table", "Tables"]
 
 TURN = 3_600_000  # places around a parallel, 1e-4 degrees apart: 11 m at the equator
-HOUR = np.timedelta64(1, "h")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Tables:
         if self.gridded is not None:
             names = list(gridded_names(self.gridded))
             self.names = list(dict.fromkeys([*self.names, *names]))
-            self.times = nearest_hour(self.gridded["time"].values)
+            self.times = match_hours(self.gridded["time"].values)[0].astype("datetime64[h]")
 
     def of(self, hour: np.datetime64) -> Iterator[Table]:
         r"""The tables of an hour."""
@@ -152,7 +153,7 @@ class Tables:
     def _grids(self, ds: xr.Dataset) -> Iterator[Table]:
         latitude = np.asarray(ds["latitude"].values, np.float64)
         longitude = np.asarray(ds["longitude"].values, np.float64)
-        own, width = same_grid(latitude, longitude, self.space), len(longitude)
+        own, width = same_places(ds, self.space.grid), len(longitude)
         for name in gridded_names(ds):
             if f"{name}_error" not in ds:
                 raise DataError(
@@ -200,24 +201,9 @@ def gridded_names(ds: xr.Dataset) -> Iterator[str]:
             yield name
 
 
-def nearest_hour(times: NDArray) -> NDArray:
-    r"""The hours times are nearest to."""
-    times = np.asarray(times, dtype="datetime64[s]")
-    return (times + np.timedelta64(30, "m")).astype("datetime64[h]")
-
-
 def place_number(latitude: NDArray, longitude: NDArray, space: StateSpace) -> NDArray:
     r"""Numbers of places, beyond those of the model's grid points."""
     h, w = space.grid.shape
     row = np.rint((latitude + 90) * (TURN / 360)).astype(np.int64)
     column = np.rint(np.mod(longitude, 360) * (TURN / 360)).astype(np.int64) % TURN
     return h * w + row * TURN + column
-
-
-def same_grid(latitude: NDArray, longitude: NDArray, space: StateSpace) -> bool:
-    r"""Whether coordinates are those of the model's grid, to half a percent of a cell."""
-    grid = space.grid
-    if (len(latitude), len(longitude)) != grid.shape:
-        return False
-    close = np.abs(latitude - grid.latitude).max() <= 5e-3 * 180 / len(latitude)
-    return bool(close and np.abs(longitude - grid.longitude).max() <= 5e-3 * 360 / len(longitude))

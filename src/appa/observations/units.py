@@ -192,8 +192,8 @@ def recognise(name: object) -> tuple[str, float | None, str | None] | None:
             return key, None, None
         if key in NAMES:
             return (NAMES[key], None, IMPLIED.get(key)) if _exists(NAMES[key]) else None
-    match = re.fullmatch(r"([a-z]+)_?(\d{2,4})(?:hpa)?", plain.lower())
-    full = NAMES.get(match[1]) if match else None
+    match = re.fullmatch(r"([a-z_]*[a-z])_?(\d{2,4})(?:hpa)?", plain.lower())
+    full = NAMES.get(match[1], match[1]) if match else None
     if match and full and _exists(full) and observables.find(full).levels == "level":
         return full, float(match[2]), IMPLIED.get(match[1])
     return None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_ensemble", "plot_scores"]
 
+COLUMNS = tuple(PANELS[k] for k in (0, 1, 3, 4))
 SPREAD = "amp"  # cmocean's, from white
 SCORES = {"skill": "Skill", "crps": "CRPS", "spread": "Spread", "ratio": "Spread / skill"}
 # What is scored has the colour it has in every figure.
@@ -53,7 +54,7 @@ def plot_ensemble(
     table: pd.DataFrame | None = None,
     swath: xr.Dataset | None = None,
     *,
-    panels: Sequence[tuple[str, int | None]] = PANELS[:1] + PANELS[1:2] + PANELS[3:],
+    panels: Sequence[tuple[str, int | None]] = COLUMNS,
     hours: Sequence[Any] | None = None,
     members: int = 2,
     projection: str | None = None,

@@ -27,7 +27,8 @@ from torch import Tensor
 from ..costs import decoder_convolutions
 from ..data.clock import as_datetime64
 from ..errors import DataError
-from ..observations.checks import join
+from ..observations.checks import describe, join
+from ..observations.collection import Observations
 from ..observations.operators import StateSpace, compile_observations
 from ..observations.reading import read_observations
 from ..progress import progress
@@ -35,6 +36,7 @@ from .analyses import past_latents
 from .background import against_prior
 from .ensembles import EnsembleArrays, provenance
 from .fields import free_memory
+from .folders import digest
 from .model import Model
 from .output import EnsembleWriter
 from .posterior import Posterior
@@ -121,6 +123,7 @@ def forecast(
     settings: Settings | None = None,
     out: str | Path | None = None,
     batch: int | None = None,
+    all_at_once: bool = False,
     **options: Any,
 ) -> xr.Dataset:
     r"""Draws what comes after given states.
@@ -133,11 +136,20 @@ def forecast(
         hours: The number of hours after the last of the source.
         members: The number of members, by default the source's. Member :math:`m` goes on from the
             source's member :math:`m`, beginning again after the last.
-        seed, settings, out, batch, options: As of :func:`reanalysis`. Of the settings' modes,
-            `sequential` draws `new` hours a window, and `composed` all at once.
+        seed, settings, out, batch, options: As of :func:`reanalysis`.
+        all_at_once: Whether all hours are drawn together, in composed windows. By default, windows
+            are drawn one after another, `settings.new` hours each.
     """
     settings = settings or Settings.of(model.config)
+    mode = "composed" if all_at_once else "sequential"
+    settings = settings.model_copy(update={"mode": mode})
     past, times = past_latents(model, source, settings.past)
+    if past.shape[1] < 2:
+        warnings.warn(
+            f"the forecast starts from one hour, {times[-1]}, which does not tell where things "
+            "move: give two or more",
+            stacklevel=2,
+        )
     if hours < 1:
         raise DataError(f"a forecast has 1 hour or more, found hours={hours}")
     times = np.concatenate([times, times[-1] + HOUR * np.arange(1, hours + 1)])
@@ -171,12 +183,14 @@ def given_observations(
             f"{operators.excluded.to_string(index=False)}"
         )
     left_out = operators.excluded
+    if not isinstance(observations, Observations):  # whoever made one has seen what it lacks
+        left_out = join([used.excluded, left_out])
     if settings.background != "none":
         prior = Posterior(model, times, settings)
         operators, far = against_prior(prior, operators, settings.background, settings.threshold)
         left_out = join([left_out, far])
-    for reason, count, example in left_out[["reason", "count", "example"]].to_numpy().tolist():
-        warnings.warn(f"{count} observations left out: {reason} ({example})", stacklevel=3)
+    if len(left_out):
+        warnings.warn(f"observations are left out:\n{describe(left_out)}", stacklevel=3)
     rep = model.representation
     if rep is None and settings.representation != "none":
         warnings.warn(
@@ -250,6 +264,10 @@ class Run:
                     "period": [str(t) for t in self.posterior.times[[0, -1]]],
                     "members": self.members,
                     "past": hashed(self.posterior.known),
+                    "statistics": hashed(self.model.statistics),
+                    "representation": hashed(
+                        getattr(self.posterior.representation, "dataset", None)
+                    ),
                 }
                 ensemble = stack.enter_context(
                     EnsembleWriter(out, *arguments, attrs=self.attrs, **options)
@@ -265,17 +283,20 @@ class Run:
                     for _ in range(steps):
                         bar.advance()
                     continue
+                name = f"members-{chunk[0]}-{chunk[-1]}"
                 z = self.posterior.draw(
                     chunk,
                     self.seed,
                     batch=batch,
                     advance=bar.advance,
                     keeper=keeper,
-                    name=f"members-{chunk[0]}-{chunk[-1]}",
+                    name=name,
                 )
                 r = self.posterior.residual(z, chunk, self.seed)
                 r = None if r is None else r[:, hours]
                 ensemble.write(list(chunk), slice(None), z[:, hours], r)
+                if keeper is not None:
+                    keeper.done(name)
             guidance = self.posterior.guidance
             if guidance.tolerance and guidance.residual > max(ENOUGH, 2 * guidance.tolerance):
                 warnings.warn(
@@ -301,36 +322,47 @@ class Run:
     def _batch(self, keeper: RunState | None) -> int:
         r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
         kept = keeper.load("batch") if keeper else None
+        seen = sum(op is not None for op in self.posterior.operators)
+        most, self.posterior.at_once = affordable(self.model, min(self.posterior.window, seen))
         if self.batch is None and kept is not None:
             return int(kept["members"])
-        seen = sum(op is not None for op in self.posterior.operators)
-        batch = self.batch or affordable(self.model, min(self.posterior.window, seen))
-        batch = min(self.members, batch)
+        batch = min(self.members, self.batch or most)
         if keeper is not None:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
 
 
-def affordable(model: Model, observed: int) -> int:
-    r"""The number of members whose windows fit in memory at once.
+def affordable(model: Model, observed: int) -> tuple[int, int | None]:
+    r"""The number of members whose windows fit in memory at once, and of hours that are decoded at
+    once if not even one member's do.
 
     Guidance keeps what the decoder computes for each observed hour: after each convolution,
-    normalization and activation, and once more for products with its Jacobian.
+    normalization and activation, and once more for products with its Jacobian; and what the
+    transformer computes, some twenty numbers for each channel of a token in each block.
 
     Arguments:
         model: The model.
         observed: The number of hours of a window that are observed.
     """
-    kept = sum(d * pixels for _, d, pixels in decoder_convolutions(model.config))
+    config = model.config
+    hour = 2 * 3 * 4 * sum(d * pixels for _, d, pixels in decoder_convolutions(config))
+    window = 20 * 4 * config.tokens * config.denoiser.width * config.denoiser.blocks
     if model.device.type == "cuda":
         free = torch.cuda.mem_get_info(model.device)[0]
     else:
         free = free_memory()
-    return max(1, int(0.5 * free) // (max(1, observed) * 2 * 3 * 4 * kept))
+    most = int(0.6 * free)
+    members = most // (window + observed * hour)
+    if members or not observed:
+        return max(1, members), None
+    return 1, max(1, (most - window) // hour)
 
 
-def hashed(known: Tensor | None) -> str | None:
-    r"""A hash of a forecast's past."""
-    from .folders import digest
-
-    return None if known is None else digest({"known": known.cpu().contiguous()})
+def hashed(data: Tensor | xr.Dataset | None) -> str | None:
+    r"""A hash of a forecast's past, or of what is known of states."""
+    if data is None:
+        return None
+    if not isinstance(data, Tensor):
+        numbers = {str(k): v.values for k, v in data.variables.items() if v.dtype.kind in "fiub"}
+        return digest({k: torch.from_numpy(v.astype(np.float32)) for k, v in numbers.items()})
+    return digest({"known": data})

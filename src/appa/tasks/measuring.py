@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion.guidance.linear import Linearized
+from ..diffusion.likelihood import probed_gain
 from .model import Model
 
 __all__ = ["Cost", "measure"]
@@ -47,6 +48,9 @@ class Everything:
 
     def cov(self, v: Tensor) -> Tensor:
         return v
+
+    def gain(self, z: Tensor) -> Tensor:
+        return probed_gain(self, z)
 
     def members(self, chosen: slice) -> Everything:
         return self

@@ -231,7 +231,9 @@ def plan(
     seen = np.zeros(past + hours, bool)
     if task != "forecast":
         seen = seen_hours(observations, start, hours)
-    mode, windows = _windows(model.config.window, task, settings, seen, past)
+    # where errors persist, observations of hours that are given count too
+    persists = model.representation is not None and settings.representation == "temporal"
+    mode, windows = _windows(model.config.window, task, settings, seen, past, persists)
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
     for guided, observed in windows:
@@ -263,7 +265,7 @@ def plan(
     if not measured:
         return found
     most = max((observed for _, observed in windows), default=0)
-    at_once = min(members, batch or affordable(model, most))
+    at_once = min(members, batch or affordable(model, most)[0])
     cost = measure(model, min(at_once, 8))
     guided = any(guided for guided, _ in windows)
     memory = cost.weights + members * (past + hours) * 4 * math.prod(model.config.latent_shape) * 6
@@ -275,7 +277,7 @@ def plan(
 
 
 def _windows(
-    window: int, task: str, settings: Settings, seen: np.ndarray, known: int
+    window: int, task: str, settings: Settings, seen: np.ndarray, known: int, persists: bool
 ) -> tuple[str, list[tuple[bool, int]]]:
     r"""How windows are drawn, and of each whether it is guided and its observed hours."""
     length, mode = len(seen), settings.mode
@@ -286,8 +288,9 @@ def _windows(
         lag = settings.lag_of(window) if seen.any() else 0
         found = []
         for w in schedule(length, window, known, settings.past, lag, settings.new, settings.sweeps):
-            free = [w.start + i for i in range(window) if i not in set(w.given)]
-            observed = sum(int(seen[h]) for h in free if h < length)
+            here = [w.start + i for i in range(window) if w.start + i < length]
+            free = [h for h in here if h - w.start not in set(w.given)]
+            observed = sum(int(seen[h]) for h in (here if persists and seen[free].any() else free))
             found.append((bool(w.given) or observed > 0, observed))
         return mode, found
     count = (padded_length(length, window, settings.stride) - window) // settings.stride + 1

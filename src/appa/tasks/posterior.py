@@ -18,9 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from ..diffusion.likelihood import HoursLikelihood, Likelihood, StackedLikelihood
-from ..diffusion.sampling import Keeper, Noise, draw
+from ..diffusion.likelihood import (
+    HoursLikelihood,
+    Likelihood,
+    StackedLikelihood,
+    probed_gain,
+)
+from ..diffusion.sampling import Keeper, Noise, draw, hour_number
 from ..diffusion.sequential import draw_sequential, schedule
 from ..diffusion.trajectory import padded_length
 from ..observations.errors import WindowCovariance
@@ -32,6 +38,9 @@ from .settings import Settings
 
 __all__ = ["Posterior", "StatesLikelihood"]
 
+Group = Sequence[tuple[int, HourOperator]]  # hours of a window, and what is seen of them
+
+MANY = 50_000_000  # observations whose errors' covariance is kept
 RESIDUAL = 2**20  # tells its noise apart from that of windows, which are counted from 0
 
 
@@ -42,6 +51,9 @@ class StatesLikelihood:
         model: The model, whose decoder is used.
         operators: The observations of each hour of the window, :py:`None` where there are none.
         covariance: The covariance of their errors.
+        at_once: The number of hours that are decoded at once. With fewer than are observed, less
+            memory is taken and more is computed: decodings are not kept for products with the
+            Jacobian and its transpose, but done again.
     """
 
     def __init__(
@@ -49,36 +61,66 @@ class StatesLikelihood:
         model: Model,
         operators: Sequence[HourOperator | None],
         covariance: WindowCovariance,
+        at_once: int | None = None,
     ):
         self.model, self.covariance = model, covariance
-        self.operators = [(hour, op) for hour, op in enumerate(operators) if op is not None]
-        self.hours = [hour for hour, _ in self.operators]
+        seen = [(hour, op) for hour, op in enumerate(operators) if op is not None]
+        size = at_once or len(seen)
+        self.groups = [seen[i : i + size] for i in range(0, len(seen), size)]
+        self._gain: Tensor | None = None
 
     @property
     def variance(self) -> Tensor:
         return self.covariance.variance
 
     def departure(self, z: Tensor) -> Tensor:
-        return self._departure(self.model.decode(z[:, self.hours]))
+        return torch.cat([self._departure(g, self._decode(g, z)) for g in self.groups], dim=1)
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        x, changes = self.model.linearize(z[:, self.hours])
+        if len(self.groups) == 1:
+            departure, product = self._linearize(self.groups[0], z)
+            return departure, product
+
+        def part(z: Tensor, group: Group) -> Tensor:
+            return self._departure(group, self._decode(group, z))
+
+        def products(w: Tensor) -> Tensor:
+            # one group's linearization at a time is kept
+            return torch.cat([self._linearize(g, z.detach())[1](w) for g in self.groups], dim=1)
+
+        parts: list[Any] = [
+            checkpoint(part, z, group, use_reentrant=False, preserve_rng_state=False)
+            for group in self.groups
+        ]
+        return torch.cat(parts, dim=1), products
+
+    def _linearize(self, group: Group, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        hours = [hour for hour, _ in group]
+        x, changes = self.model.linearize(z[:, hours])
         states = x.detach().unbind(1)
 
         def product(w: Tensor) -> Tensor:
-            dx = changes(w[:, self.hours]).unbind(1)
-            parts = [op.tangent(states[k], dx[k]) for k, (_, op) in enumerate(self.operators)]
+            dx = changes(w[:, hours]).unbind(1)
+            parts = [op.tangent(states[k], dx[k]) for k, (_, op) in enumerate(group)]
             return torch.cat(parts, dim=1)
 
-        return self._departure(x), product
+        return self._departure(group, x), product
 
-    def _departure(self, x: Tensor) -> Tensor:
+    def _decode(self, group: Group, z: Tensor) -> Tensor:
+        return self.model.decode(z[:, [hour for hour, _ in group]])
+
+    def _departure(self, group: Group, x: Tensor) -> Tensor:
         # unbound, since the derivative of each hour's selection would be of all hours' size
         states = x.unbind(1)  # (B, C, H, W) each
-        return torch.cat([op.departure(states[k]) for k, (_, op) in enumerate(self.operators)], 1)
+        return torch.cat([op.departure(states[k]) for k, (_, op) in enumerate(group)], dim=1)
 
     def cov(self, v: Tensor) -> Tensor:
         return self.covariance.matmul(v)
+
+    def gain(self, z: Tensor) -> Tensor:
+        if self._gain is None:
+            self._gain = probed_gain(self, z)
+        return self._gain
 
     def members(self, chosen: slice) -> StatesLikelihood:
         return self
@@ -94,6 +136,7 @@ class Posterior:
         operators: The observations of each hour, if there are any.
         representation: What the decoder cannot express, if it is known.
         known: The first latents, where they are known, with shape :math:`(M, K, c, h, w)`.
+        at_once: The number of hours decoded at once in guidance, by default all.
     """
 
     def __init__(
@@ -104,8 +147,9 @@ class Posterior:
         operators: Sequence[HourOperator | None] = (),
         representation: Representation | None = None,
         known: Tensor | None = None,
+        at_once: int | None = None,
     ):
-        self.model, self.times, self.settings = model, times, settings
+        self.model, self.times, self.settings, self.at_once = model, times, settings, at_once
         device = model.device
         found = [op.to(device) if op is not None else None for op in operators]
         self.operators = found or [None] * len(times)
@@ -113,6 +157,7 @@ class Posterior:
         self.known = known.to(device) if known is not None else None
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
         self.window = model.config.window
+        self._likelihoods: dict[tuple[int, ...], StatesLikelihood] = {}
         self.space = StateSpace.of(model) if found else None
         # what latents were trained with, in their standardized unit
         noise = model.config.autoencoder.latent_noise or 1e-2
@@ -137,18 +182,37 @@ class Posterior:
         seen = any(op is not None for op in self.operators)
         return self.settings.lag_of(self.window) if seen else 0
 
-    def observed(self, start: int, hours: Iterable[int]) -> Likelihood | None:
-        r"""What is observed of the window that begins at an hour, at some of its hours."""
-        chosen = set(hours)
+    def observed(self, start: int, free: Iterable[int]) -> Likelihood | None:
+        r"""What is observed of the window that begins at an hour.
+
+        Observations of hours that are given say nothing more about these. But where errors persist
+        they do about the errors of the others, and are kept.
+
+        Arguments:
+            start: The first hour of the window.
+            free: The hours of the window that are drawn.
+        """
+        free = set(free)
+        persists = self.representation is not None and self.settings.representation == "temporal"
+        chosen = range(self.window) if persists else free
         here = [
             self.operators[start + i] if i in chosen and start + i < len(self.operators) else None
             for i in range(self.window)
         ]
-        if self.space is None or not any(op is not None for op in here):
+        seen = [i for i, op in enumerate(here) if op is not None]
+        if self.space is None or not free.intersection(seen):
             return None
-        kind = self.settings.representation
-        covariance = WindowCovariance(here, self.representation, self.space, kind)
-        return StatesLikelihood(self.model, here, covariance)
+        key = (start, *seen)
+        if key not in self._likelihoods:
+            kind = self.settings.representation
+            covariance = WindowCovariance(here, self.representation, self.space, kind)
+            self._likelihoods[key] = StatesLikelihood(self.model, here, covariance, self.at_once)
+            # for the next members; but no more than fit in memory beside this window
+            while sum(len(part.variance) for part in self._likelihoods.values()) > MANY:
+                if len(self._likelihoods) == 1:
+                    break
+                del self._likelihoods[next(iter(self._likelihoods))]
+        return self._likelihoods[key]
 
     def draw(
         self,
@@ -237,7 +301,7 @@ class Posterior:
             for hour, op in enumerate(self.operators)
             if op is not None
         ]
-        noise = Noise(seed, members, key=(RESIDUAL,))
+        noise = Noise(seed, members, key=(hour_number(self.times), RESIDUAL))
         return draw_residual(self.operators, torch.cat(parts, dim=1), rep, space, noise)[0]
 
     def _composed(self, start: int, known: Tensor | None) -> Likelihood | None:

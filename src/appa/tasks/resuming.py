@@ -140,7 +140,8 @@ class RunState:
                 continue
             for cause in causes:
                 warnings.warn(f"{cause}: going on from step {int(found['step'])}", stacklevel=2)
-            return found
+            # a part that is done, and of which nothing was to be kept, has nothing to go on from
+            return found if len(found) > 1 else None
         for cause in causes:
             warnings.warn(f"{cause}: {name} starts again from its first step", stacklevel=2)
         return None

@@ -58,7 +58,11 @@ class Settings(Sampling):
         if unknown:
             known = list(cls.model_fields)
             raise ConfigError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], known)}")
-        values = config.sampling.model_dump() | SETTINGS.get(name or "", {}) | chosen
+        named = dict(SETTINGS.get(name or "", {}))
+        if name == "paper":  # 12 of its 24 hours are given, and 12 new
+            half = config.window // 2
+            named |= {"past": half, "lag": 0, "new": config.window - half}
+        values = config.sampling.model_dump() | named | chosen
         # through the configuration, which knows what fits its window and says what does not
         checked = config.model_dump() | {"sampling": values}
         return cls(**parse_config(checked).sampling.model_dump())
@@ -80,5 +84,9 @@ class Settings(Sampling):
         )
 
     def lag_of(self, window: int) -> int:
-        r"""The lag, by default two fifths of the hours a window adds: 8 of 24 with 4 given."""
-        return (2 * (window - self.past)) // 5 if self.lag is None else self.lag
+        r"""The lag, by default two fifths of the hours a window adds, or what `new` leaves of it:
+        8 of 24 with 4 given."""
+        if self.lag is not None:
+            return self.lag
+        lag = (2 * (window - self.past)) // 5
+        return lag if self.new is None else min(lag, window - self.past - self.new)

@@ -19,7 +19,6 @@ independent latents. On Gaussian priors with correlations none of them is right:
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ from .linear import Linearized
 from .mmps import Guidance
 
 __all__ = ["DPS", "JFPS", "SDA", "TMPD", "DiffPIR"]
-
-PROBES = 16
 
 
 class Gradient(Guidance):
@@ -68,7 +65,7 @@ class SDA(Gradient):
     r"""Score-based data assimilation (Rozet and Louppe, 2023): a diagonal :math:`\gamma \, v_t`.
 
     In place of a variance to be set for each kind of observation, :math:`\operatorname{diag}(A
-    A^\top)` is estimated once with random signs.
+    A^\top)` is estimated, at :math:`z = 0`.
 
     Arguments:
         gamma: The factor :math:`\gamma`.
@@ -78,22 +75,12 @@ class SDA(Gradient):
     def __init__(self, gamma: float = 1.0, **kwargs):
         super().__init__(**kwargs)
         self.gamma = gamma
-        self._gain: WeakKeyDictionary[Likelihood, Tensor] = WeakKeyDictionary()
 
     def weigh(self, observed, sigma_t, cov_z):
         likelihood = observed.likelihood
-        if likelihood not in self._gain:
-            generator = torch.Generator().manual_seed(0)
-            gain = torch.zeros_like(observed.departure[:1])
-            for _ in range(PROBES):
-                signs = torch.randint(0, 2, observed.z.shape[1:], generator=generator) * 2 - 1
-                w = signs.to(observed.z).expand_as(observed.z)
-                gain = gain + observed.A(w).square().mean(dim=0) / PROBES
-            self._gain[likelihood] = gain
         v_t = sigma_t**2 / (sigma_t**2 + 1)
-        return observed.departure / (
-            likelihood.variance + self.gamma * v_t * self._gain[likelihood]
-        )
+        gain = likelihood.gain(observed.z[:1])
+        return observed.departure / (likelihood.variance + self.gamma * v_t * gain)
 
 
 class TMPD(Gradient):

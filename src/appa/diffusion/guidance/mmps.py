@@ -30,8 +30,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..likelihood import Likelihood
 from ...solvers import SOLVERS
+from ..likelihood import Likelihood
 from .linear import Linearized
 
 __all__ = ["MMPS", "Guidance"]
