@@ -108,14 +108,16 @@ CHANNELS = ["sst", "t500", "t850"]
 
 @pytest.mark.parametrize("members", [2, 3, 10])
 def test_fair_crps_of_another_library(members):
-    r"""`scoringrules` with its estimator `fair`. Its others differ: `nrg`, `qd`, `pwm` and `int`
-    divide the second term by :math:`M^2`, or are the same by other sums; with one member `fair`
-    divides by zero, where ours is the absolute error. Spread, skill and areas it does not have."""
+    r"""`scoringrules` with its estimators `fair` and `pwm`. Its default `qd`, `nrg` and `int` divide
+    the second term by :math:`2 M^2` and are larger; `akr` takes few of its pairs. With one member
+    `fair` is NaN, where ours is the absolute error."""
     sr = pytest.importorskip("scoringrules", reason="the extra 'dev' is not installed")
     rng = np.random.default_rng(members)
     x, y = rng.normal(size=(2000, members)), rng.normal(1, 2, size=2000)
     found = ensemble_statistics((x - y[:, None]).T)["crps"]
     expected = sr.crps_ensemble(y, x, estimator="fair", backend="numpy")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    expected = sr.crps_ensemble(y, x, estimator="pwm", backend="numpy")
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     # far from zero in single precision: geopotential
     x32, y32 = (5e5 + 1e3 * x).astype("float32"), (5e5 + 1e3 * y).astype("float32")

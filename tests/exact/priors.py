@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from appa.diffusion.likelihood import twice_differentiated
+from appa.diffusion.likelihood import probed_gain, twice_differentiated
 from appa.diffusion.schedule import RectifiedSchedule
 
 from .posteriors import Network
@@ -111,6 +111,9 @@ class LinearLikelihood:
     def cov(self, v: Tensor) -> Tensor:
         return v @ self.r
 
+    def gain(self, z: Tensor) -> Tensor:
+        return self.a.square().sum(dim=1)
+
     def members(self, chosen: slice) -> LinearLikelihood:
         return self
 
@@ -130,6 +133,9 @@ class NonlinearLikelihood:
 
     def cov(self, v: Tensor) -> Tensor:
         return v * self.variance
+
+    def gain(self, z: Tensor) -> Tensor:
+        return probed_gain(self, z)
 
     def members(self, chosen: slice) -> NonlinearLikelihood:
         return self

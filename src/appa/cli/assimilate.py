@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import drawing, load, output, settings_of, takes, told
+from .options import drawing, load, output, reading, settings_of, takes, told
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
     from ..observations.collection import Observations
     from ..tasks.model import Model
+    from ..tasks.settings import Settings
 
 __all__ = ["register"]
 
@@ -29,13 +31,6 @@ StartOption = Annotated[
 HoursOption = Annotated[int, typer.Option(min=1, help="How many hours.")]
 MembersOption = Annotated[int, typer.Option(min=1, help="How many members.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Another seed, another ensemble.")]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Refuse observations of which any cannot be used.")
-]
-ThinOption = Annotated[
-    float | None,
-    typer.Option(metavar="KM", help="Keep observations of a kind this far apart only."),
-]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Where networks run; by default CUDA where there is one.")
 ]
@@ -51,7 +46,7 @@ def register(app: typer.Typer) -> None:
     app.command("forecast")(forecast)
 
 
-@takes(settings=drawing, given=output)
+@takes(settings=drawing, given=output, rules=reading)
 def reanalysis(
     model: ModelArgument,
     observations: ObservationsArgument,
@@ -59,11 +54,10 @@ def reanalysis(
     start: StartOption,
     settings: Any,
     given: Any,
+    rules: Any,
     hours: HoursOption = 24,
     members: MembersOption = 8,
     seed: SeedOption = 0,
-    strict: StrictOption = False,
-    thin: ThinOption = None,
     device: DeviceOption = None,
     batch: BatchOption = None,
 ) -> None:
@@ -78,8 +72,8 @@ def reanalysis(
     _ready(out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used = _read(observations, start, hours, strict, thin, loaded)
-    with told():
+    used, already = _read(observations, start, hours, rules, loaded)
+    with told(already):
         ds = run(
             loaded,
             used,
@@ -95,7 +89,7 @@ def reanalysis(
     _tell(out, ds)
 
 
-@takes(settings=drawing, given=output)
+@takes(settings=drawing, given=output, rules=reading)
 def filtering(
     model: ModelArgument,
     observations: ObservationsArgument,
@@ -103,18 +97,20 @@ def filtering(
     start: StartOption,
     settings: Any,
     given: Any,
+    rules: Any,
     hours: HoursOption = 24,
     members: MembersOption = 8,
     seed: SeedOption = 0,
     window_out: Annotated[
         Path | None, typer.Option(help="Write the hours before the last too, to this place.")
     ] = None,
-    strict: StrictOption = False,
-    thin: ThinOption = None,
     device: DeviceOption = None,
     batch: BatchOption = None,
 ) -> None:
     """Draw the last state of a period, given the observations up to it.
+
+    Killed, the same command goes on: at the last step that was kept, or from the window if that
+    is whole.
 
     Example: appa filter planet obs.parquet --start 2021-03-21T00 --hours 24 --out latest.zarr
     """
@@ -122,25 +118,31 @@ def filtering(
     from ..tasks.assimilation import filtering, reanalysis
 
     _ready(out)
-    if window_out is not None:
+    whole = window_out is not None and window_out.exists()
+    if window_out is not None and not whole:
         _ready(window_out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used = _read(observations, start, hours, strict, thin, loaded)
+    used, already = _read(observations, start, hours, rules, loaded)
     run, place = (filtering, out) if window_out is None else (reanalysis, window_out)
-    with told():
-        ds = run(
-            loaded,
-            used,
-            start,
-            hours,
-            members=members,
-            seed=seed,
-            settings=chosen,
-            out=place,
-            batch=batch,
-            **given,
-        )
+    if window_out is not None and whole:
+        ds = open_analysis(window_out)
+        _check_same(window_out, ds, loaded, used, start, hours, members, seed, chosen, given)
+        typer.echo(f"{window_out} is whole: going on from it", err=True)
+    else:
+        with told(already):
+            ds = run(
+                loaded,
+                used,
+                start,
+                hours,
+                members=members,
+                seed=seed,
+                settings=chosen,
+                out=place,
+                batch=batch,
+                **given,
+            )
     if window_out is not None:
         _tell(window_out, ds)
         ds = open_analysis(last_hour(window_out, out))
@@ -217,31 +219,103 @@ def _ready(out: Path) -> None:
         typer.echo(f"{out}.run holds an earlier run: going on with it", err=True)
 
 
-def _read(
-    sources: list[str], start: str, hours: int, strict: bool, thin: float | None, model: Model
-) -> Observations:
-    r"""Reads the observations of a period, and tells which are used and which are not."""
+def read_period(
+    sources: list[str], start: str, hours: int, rules: dict[str, Any], model: Model
+) -> tuple[Observations, pd.DataFrame]:
+    r"""Reads the observations of a period.
+
+    Arguments:
+        sources: Files.
+        start, hours: The period.
+        rules: What :func:`~.options.reading` gathered.
+        model: The model they are compared with.
+
+    Returns:
+        The observations, and a table of those that cannot be compared with the model's states.
+    """
+    import numpy as np
+
+    from ..data.clock import as_datetime64
     from ..errors import DataError
-    from ..observations import thinning
+    from ..observations import checks, thinning
+    from ..observations.operators import StateSpace, incomparable
     from ..observations.reading import read_observations
+
+    how = {key: rules[key] for key in ("units", "columns", "error", "tolerance", "strict")}
+    try:
+        found = read_observations(list(sources), levels=model.config.data.levels, **how)
+    except DataError as error:
+        words = {"units={": "--units", "columns={": "--column", "error={": "--error"}
+        options = [option for word, option in words.items() if word in str(error)]
+        more = f"\nhere, say it with {' or '.join(options)} NAME=…" if options else ""
+        raise DataError(f"{error}{more}") from None
+    found = found.between(start, hours)
+    times = as_datetime64(start) + np.arange(hours) * np.timedelta64(3600, "s")
+    lost = incomparable(found, StateSpace.of(model), times)
+    every = checks.join([found.excluded, lost])
+    if rules["strict"] and len(every):
+        raise DataError(
+            f"some observations cannot be used, which --strict refuses:\n{checks.describe(every)}"
+        )
+    if rules["thin"] is not None:
+        found = thinning.thin(found, rules["thin"])
+        lost = incomparable(found, StateSpace.of(model), times)
+    return found, lost
+
+
+def _read(
+    sources: list[str], start: str, hours: int, rules: dict[str, Any], model: Model
+) -> tuple[Observations, list[str]]:
+    r"""Reads the observations of a period, and tells which are used and which are not."""
+    from ..observations import checks
     from ..tasks.plan import coverage
 
-    levels = model.config.data.levels
-    found = read_observations(list(sources), strict=strict, levels=levels).between(start, hours)
-    if strict and len(found.excluded):
-        raise DataError(
-            f"some observations cannot be used, which --strict refuses:\n{found.report()}"
-        )
-    if thin is not None:
-        found = thinning.thin(found, thin)
+    found, lost = read_period(sources, start, hours, rules, model)
     typer.echo(found.summary().to_string())
-    typer.echo(found.report())
+    typer.echo("\n".join([checks.describe(checks.join([found.excluded, lost])), *found.notes]))
     hour, ever = coverage(found, model.grid)
     typer.echo(
-        f"{len(found):,} observations in {len(found.hours)} of {hours} hours, of {hour:.1f} % of "
-        f"the area an hour, {ever:.1f} % in all"
+        f"{len(found) - lost['count'].sum():,} observations in {len(found.hours)} of {hours} "
+        f"hours, of {hour:.1f} % of the area an hour, {ever:.1f} % in all"
     )
-    return found
+    return found, lost["reason"].tolist()
+
+
+def _check_same(
+    path: Path,
+    ds: xr.Dataset,
+    model: Model,
+    observations: Observations,
+    start: str,
+    hours: int,
+    members: int,
+    seed: int,
+    settings: Settings,
+    given: dict[str, Any],
+) -> None:
+    r"""Raises unless an ensemble is the one that a command would draw."""
+    import numpy as np
+
+    from ..data.clock import as_datetime64
+    from ..errors import StoreError
+    from ..tasks.ensembles import provenance
+    from ..tasks.fields import fields
+
+    made = provenance(model, "reanalysis", seed=seed, settings=settings, observations=observations)
+    kept, levels = fields(model, given.get("variables"), given.get("levels"))
+    names = {field.name for field in kept} | ({"latents"} if given["latents"] else set())
+    keys = ("task", "model_digest", "observations_digest", "seed", "settings")
+    times = as_datetime64(start) + np.arange(hours) * np.timedelta64(3600, "s")
+    differ = [key for key in keys if str(ds.attrs.get(key)) != str(made[key])]
+    differ += ["members"] * (ds.sizes.get("member") != members)
+    differ += ["hours"] * (not np.array_equal(as_datetime64(ds["time"].values), times))
+    differ += ["variables"] * (set(map(str, ds.data_vars)) != names)
+    differ += ["levels"] * (tuple(ds["level"].values if "level" in ds else ()) != levels)
+    if differ:
+        raise StoreError(
+            f"{path} exists already, and is of another run: {', '.join(differ)} differ; remove it "
+            "or choose another name"
+        )
 
 
 def _tell(out: Path, ds: xr.Dataset) -> None:

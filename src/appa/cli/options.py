@@ -9,11 +9,13 @@ gets in their place.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from ..tasks.model import Model
     from ..tasks.settings import Settings
 
-__all__ = ["drawing", "load", "output", "settings_of", "takes", "told"]
+__all__ = ["drawing", "load", "output", "reading", "settings_of", "takes", "told"]
 
 DRAWING, OUTPUT = "How it is drawn", "What is given out"
+READING = "How observations are read"
 
 
 def takes(**groups: Callable[..., dict[str, Any]]) -> Callable[[Callable], Callable]:
@@ -139,6 +142,84 @@ def drawing(
     return locals()
 
 
+def reading(
+    units: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=UNIT",
+            help="The unit of a variable, of level or of elevation, e.g. t2m=°C; repeat.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=NAME",
+            help="What a column is, e.g. TEMP=2m_temperature; repeat.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
+    error: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SD",
+            help="The error of a variable that has none, in its values' unit, e.g. t2m=0.5, or "
+            'in another, "msl=50 Pa"; repeat.',
+            rich_help_panel=READING,
+        ),
+    ] = None,
+    within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="How far from a whole hour an observation may be.",
+            rich_help_panel=READING,
+        ),
+    ] = "30min",
+    thin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="KM",
+            help="Keep observations of a kind this far apart only.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse observations of which any cannot be used.",
+            rich_help_panel=READING,
+        ),
+    ] = False,
+) -> dict[str, Any]:
+    r"""How observations are read, see :func:`appa.read_observations`, and which are kept."""
+    errors: dict[str, Any] = _pairs("--error", error, "t2m=0.5")
+    for name, text in errors.items():
+        with contextlib.suppress(ValueError):  # one with a unit stays text
+            errors[name] = float(text)
+    return {
+        "units": _pairs("--units", units, "t2m=°C"),
+        "columns": _pairs("--column", column, "TEMP=2m_temperature"),
+        "error": errors,
+        "tolerance": within,
+        "thin": thin,
+        "strict": strict,
+    }
+
+
+def _pairs(option: str, given: list[str] | None, example: str) -> dict[str, Any]:
+    from ..errors import DataError
+
+    found = {}
+    for text in given or ():
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise DataError(f"found {option} {text!r}; give a name and what it has: {example}")
+        found[name] = value
+    return found
+
+
 def output(
     variables: Annotated[
         str | None,
@@ -192,8 +273,12 @@ def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    r"""Tells warnings as a command does: one line, without the code they come from."""
+def told(already: Iterable[str] = ()) -> Iterator[None]:
+    r"""Tells warnings as a command does: one line, without the code they come from.
+
+    Arguments:
+        already: Reasons for which observations are left out that a user was told of before.
+    """
 
     def show(message: Any, *_: Any) -> None:
         print(f"warning: {message}", file=sys.stderr, flush=True)
@@ -201,4 +286,7 @@ def told() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         warnings.simplefilter("once", UserWarning)
+        for reason in already:
+            message = rf"\d+ observations left out: {re.escape(reason)} "
+            warnings.filterwarnings("ignore", message, UserWarning)
         yield

@@ -2,12 +2,22 @@ r"""`appa plan`: what a run will cost, before it runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .assimilate import BatchOption, DeviceOption, HoursOption, MembersOption, ModelArgument
-from .options import drawing, load, output, settings_of, takes
+from .assimilate import (
+    BatchOption,
+    DeviceOption,
+    HoursOption,
+    MembersOption,
+    ModelArgument,
+    read_period,
+)
+from .options import drawing, load, output, reading, settings_of, takes
+
+if TYPE_CHECKING:
+    from ..tasks.model import Model
 
 __all__ = ["app"]
 
@@ -28,11 +38,12 @@ MeasureOption = Annotated[
 
 
 @app.command()
-@takes(settings=drawing, given=output)
+@takes(settings=drawing, given=output, rules=reading)
 def reanalysis(
     model: ModelArgument,
     settings: Any,
     given: Any,
+    rules: Any,
     observations: ObservationsArgument = None,
     start: StartOption = None,
     share: ShareOption = 1.0,
@@ -46,16 +57,18 @@ def reanalysis(
 
     Example: appa plan reanalysis planet --hours 24 --members 8
     """
-    seen = _seen(observations, start, hours, share)
-    _plan(model, "reanalysis", hours, members, seen, settings, given, device, start, batch, measure)
+    loaded = load(model, device)
+    seen = _seen(loaded, observations, start, hours, share, rules)
+    _plan(loaded, "reanalysis", hours, members, seen, settings, given, start, batch, measure)
 
 
 @app.command("filter")
-@takes(settings=drawing, given=output)
+@takes(settings=drawing, given=output, rules=reading)
 def filtering(
     model: ModelArgument,
     settings: Any,
     given: Any,
+    rules: Any,
     observations: ObservationsArgument = None,
     start: StartOption = None,
     share: ShareOption = 1.0,
@@ -69,8 +82,9 @@ def filtering(
 
     Example: appa plan filter planet obs.parquet --start 2021-03-21T00 --hours 24
     """
-    seen = _seen(observations, start, hours, share)
-    _plan(model, "filter", hours, members, seen, settings, given, device, start, batch, measure)
+    loaded = load(model, device)
+    seen = _seen(loaded, observations, start, hours, share, rules)
+    _plan(loaded, "filter", hours, members, seen, settings, given, start, batch, measure)
 
 
 @app.command()
@@ -93,44 +107,50 @@ def forecast(
     Example: appa plan forecast planet --hours 48 --members 8 --new 6
     """
     settings["mode"] = "composed" if all_at_once else "sequential"
-    _plan(model, "forecast", hours, members, None, settings, given, device, None, batch, measure)
+    loaded = load(model, device)
+    _plan(loaded, "forecast", hours, members, None, settings, given, None, batch, measure)
 
 
-def _seen(observations: list[str] | None, start: str | None, hours: int, share: float) -> Any:
+def _seen(
+    model: Model,
+    observations: list[str] | None,
+    start: str | None,
+    hours: int,
+    share: float,
+    rules: dict[str, Any],
+) -> Any:
+    r"""The observations, or the share of hours that is to have some."""
     from ..errors import DataError
-    from ..observations.reading import read_observations
 
     if not observations:
         return share
     if start is None:
         raise DataError("say when the period starts: --start, e.g. --start 2021-03-21T00")
-    return read_observations(list(observations)).between(start, hours)
+    return read_period(observations, start, hours, rules, model)[0]
 
 
 def _plan(
-    model: str,
+    model: Model,
     task: str,
     hours: int,
     members: int,
     seen: Any,
     settings: dict[str, Any],
     given: dict[str, Any],
-    device: str | None,
     start: str | None,
     batch: int | None,
     measure: bool,
 ) -> None:
     from ..tasks.plan import plan
 
-    loaded = load(model, device)
     kept = {key: value for key, value in given.items() if key != "negatives"}
     found = plan(
-        loaded,
+        model,
         task,
         hours,
         members,
         seen,
-        settings_of(loaded, settings),
+        settings_of(model, settings),
         start=start,
         batch=batch,
         measured=measure,

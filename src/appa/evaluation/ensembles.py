@@ -12,7 +12,9 @@ With members :math:`x_1, \dots, x_M` of the truth :math:`y` at a point, and depa
 
 the last in :math:`O(M \log M)`. This is the fair CRPS, whose expectation does not depend on
 :math:`M` and is least where members and truth are drawn alike; single ones may be negative. With
-one member the variance is undefined and the CRPS is :math:`|d|`. All three depend on departures
+one member the variance is undefined and the CRPS is :math:`|d|`. Elsewhere: it is `fair` and `pwm`
+of `scoringrules`, whose default `qd` has :math:`M^2` for :math:`M (M - 1)` and is larger by
+:math:`1 / M` of the second term; the paper's sum over points, :math:`L_1`, is a mean here. All three depend on departures
 only, which single precision holds without loss where members are near the truth.
 
 A normal distribution :math:`\mathcal{N}(\mu, \sigma^2)` in place of members has
@@ -246,7 +248,7 @@ def _parts(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | 
     chosen = estimate[[name]] if levels == [None] else estimate[[name]].sel(level=levels)
     hour = max(1, chosen[name].nbytes // max(1, chosen.sizes["time"]))
     for start, stop in time_blocks(chosen):
-        size = max(1, len(levels) // math.ceil(hour * (stop - start) / MOST))
+        size = math.ceil(len(levels) / math.ceil(hour * (stop - start) / MOST))
         for k in range(0, len(levels), size):
             yield name, tuple(levels[k : k + size]), start, stop
 

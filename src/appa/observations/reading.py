@@ -63,7 +63,10 @@ def read_observations(
                  reason  count                       example
         0  not a number      1  line 5: t2m, value=nan
     """
-    span: Any = pd.Timedelta(tolerance)
+    try:
+        span: Any = pd.Timedelta(tolerance)
+    except ValueError:
+        span = pd.NaT
     if not span >= pd.Timedelta(0):
         raise DataError(f"found a tolerance of {tolerance!r}; give one of 0 or more: '10min'")
     if isinstance(error, (int, float, str)):
