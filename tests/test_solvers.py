@@ -74,3 +74,34 @@ def test_nothing_to_solve(name, dtype):
     x, residual, _ = SOLVERS[name](lambda v: v, b, iterations=3, tolerance=1e-6)
     assert torch.equal(x, b)
     assert residual.tolist() == [0, 0]
+
+
+def test_an_approximate_inverse_saves_iterations():
+    r"""Of a badly scaled system, whose diagonal is most of it."""
+    A, b = system(3, 60, symmetric=True)
+    scale = torch.logspace(0, 2, 60, dtype=torch.float64)
+    A = scale[:, None] * A * scale
+    plain = cg(product(A), b, iterations=500, tolerance=1e-8)
+    better = cg(product(A), b, 500, 1e-8, precondition=lambda v: v / torch.diagonal(A, 0, 1, 2))
+    assert better.iterations < plain.iterations / 2
+    exact = torch.linalg.solve(A, b)
+    assert torch.allclose(better.x, exact, rtol=0, atol=1e-6 * float(exact.abs().max()))
+    left = (b - product(A)(better.x)).norm(dim=1) / b.norm(dim=1)
+    assert left.max() < 2e-8
+    assert torch.allclose(left, better.residual, rtol=1e-3)
+    # the inverse itself is there at once
+    direct = cg(product(A), b, 9, 1e-8, precondition=lambda v: torch.linalg.solve(A, v))
+    assert direct.iterations == 1
+
+
+def test_a_member_with_an_approximate_inverse_does_not_depend_on_the_others():
+    A, b = system(3, 40, symmetric=True)
+    A[1] = torch.diag(torch.linspace(1, 9, 40, dtype=torch.float64))  # there in one iteration
+    diagonal = torch.diagonal(A, 0, 1, 2)
+    together = cg(product(A), b, 40, 1e-3, precondition=lambda v: v / diagonal)
+    for k in range(3):
+        one = slice(k, k + 1)
+        alone = cg(product(A[one]), b[one], 40, 1e-3, lambda v, one=one: v / diagonal[one])
+        assert torch.allclose(together.x[k], alone.x[0], rtol=0, atol=1e-12)
+    assert together.iterations > 1
+    assert torch.allclose(together.x[1], b[1] / diagonal[1])

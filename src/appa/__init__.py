@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .data.grids import Grid
     from .data.stores import open_store
     from .data.windows import WindowLoader
+    from .evaluation.scores import evaluate
     from .observations.collection import Observations
     from .observations.networks import Network, Satellite, named_network
     from .observations.observables import observable
@@ -31,6 +32,7 @@ __all__ = [
     "Observations",
     "Satellite",
     "WindowLoader",
+    "evaluate",
     "hold_out",
     "load",
     "load_config",
@@ -52,6 +54,7 @@ _HOMES = {
     "Observations": "observations.collection",
     "Satellite": "observations.networks",
     "WindowLoader": "data.windows",
+    "evaluate": "evaluation.scores",
     "hold_out": "observations.synthesis",
     "load": "tasks.loading",
     "load_config": "config",

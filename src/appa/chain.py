@@ -12,6 +12,7 @@ without a model of what comes next:
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,7 +109,13 @@ def run(
     out = {name: directory / f"{name}.zarr" for name in ("analysis", "forecast")}
     times = truth["time"].values
     hours, ahead = day.truth.sizes["time"], len(times) - day.truth.sizes["time"]
-    common: dict[str, Any] = {"members": members, "seed": seed, "settings": settings}
+    workers = min(members, len(os.sched_getaffinity(0)) if model.device.type == "cpu" else 1)
+    common: dict[str, Any] = {
+        "members": members,
+        "seed": seed,
+        "settings": settings,
+        "workers": workers,
+    }
 
     tell(f"drawing the reanalysis, {members} members of {hours} hours")
     seen = [day.table, day.swath]

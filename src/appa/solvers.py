@@ -81,7 +81,11 @@ def gmres(
 
 
 def cg(
-    A: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 2, tolerance: float = 0.0
+    A: Callable[[Tensor], Tensor],
+    b: Tensor,
+    iterations: int = 2,
+    tolerance: float = 0.0,
+    precondition: Callable[[Tensor], Tensor] | None = None,
 ) -> Solution:
     r"""Conjugate gradients: :math:`A` must be symmetric and positive definite.
 
@@ -90,6 +94,8 @@ def cg(
         b: The right-hand sides, with shape :math:`(B, N)`.
         iterations: The largest number of iterations.
         tolerance: The relative residual :math:`\epsilon` at which to stop.
+        precondition: The products :math:`x \mapsto P x` with an approximation :math:`P` of
+            :math:`A^{-1}`, symmetric and positive definite too.
     """
     dtype = torch.promote_types(b.dtype, torch.float64)
     tiny = torch.finfo(b.dtype).tiny
@@ -97,18 +103,23 @@ def cg(
     def dot(v: Tensor, w: Tensor) -> Tensor:
         return torch.linalg.vecdot(v, w).to(dtype)
 
-    x, r, p = torch.zeros_like(b), b, b
+    x, r = torch.zeros_like(b), b
+    p = b if precondition is None else precondition(b)
     rr = start = dot(b, b)
+    rs = rr if precondition is None else dot(b, p)
     going, done = start > 0, 0
     for i in range(iterations):  # in finite precision, more than N of them may be needed
         Ap = A(p)
         curvature = dot(p, Ap)
         going = going & (curvature > 0)  # a direction without, and rounding or A is at fault
-        alpha = torch.where(going, rr / curvature.clip(min=tiny), 0).to(b)[:, None]
+        alpha = torch.where(going, rs / curvature.clip(min=tiny), 0).to(b)[:, None]
         x, r = x + alpha * p, r - alpha * Ap
-        new = dot(r, r)
-        p = r + torch.where(going, new / rr.clip(min=tiny), 0).to(b)[:, None] * p
-        rr, done = torch.where(going, new, rr), i + 1
+        s = r if precondition is None else precondition(r)
+        square = dot(r, r)
+        new = square if precondition is None else dot(r, s)
+        p = s + torch.where(going, new / rs.clip(min=tiny), 0).to(b)[:, None] * p
+        rr, rs = torch.where(going, square, rr), torch.where(going, new, rs)
+        done = i + 1
         going = going & (rr > tolerance**2 * start)
         if not going.any():
             break

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from appa.cli import assimilate, plan
+from appa.cli import assimilate, options, plan
 from appa.errors import AppaError, ConfigError, DataError, StoreError
 
 from ..tasks import small
@@ -117,6 +119,99 @@ def test_filter(folder, analysis, tmp_path):
             np.testing.assert_allclose(ds["temperature"], expected, rtol=1e-5)
             assert ds.attrs["task"] == "filter"
         assert window.sizes["time"] == HOURS
+
+
+def test_a_filter_goes_on_from_its_window(folder, tmp_path):
+    r"""Killed after the window was written and before the last hour was, it has but that to do."""
+    common = [folder / "model", folder / "obs.csv", "--start", START, "--hours", HOURS]
+    out, window = tmp_path / "last.zarr", tmp_path / "window.zarr"
+    args = [*common, "--members", 2, *QUICK, "--out", out, "--window-out", window]
+    run("filter", *args)
+    with xr.open_zarr(out) as ds:
+        before = ds.load()
+    shutil.rmtree(out)
+    files = {path: path.stat().st_mtime_ns for path in window.rglob("*")}
+    assert "window.zarr is whole: going on from it" in run("filter", *args)
+    assert {path: path.stat().st_mtime_ns for path in window.rglob("*")} == files
+    with xr.open_zarr(out) as ds:
+        xr.testing.assert_identical(ds.load(), before)
+
+    shutil.rmtree(out)
+    for more, what in (
+        (["--seed", 4], "seed"),
+        (["--steps", 4], "settings"),
+        (["--members", 3], "members"),
+        (["--hours", HOURS - 1], "observations_digest, hours"),
+        (["--variables", "temperature"], "variables"),
+        (["--levels", 850], "levels"),
+        (["--thin", 5000], "observations_digest"),
+    ):
+        with pytest.raises(StoreError, match=f"of another run: {what} differ; remove it"):
+            run("filter", *args, *more)
+    assert not out.exists()
+
+
+def test_celsius_without_errors(folder, tmp_path):
+    r"""A table of another kind, told of by options, is the same observations."""
+    table = pd.read_csv(folder / "obs.csv")
+    table["time"] = pd.to_datetime(table["time"]) + pd.Timedelta("20min")
+    other = table.assign(TEMP=table["value"] - 273.15)
+    other[["time", "latitude", "longitude", "TEMP"]].to_csv(tmp_path / "other.csv", index=False)
+    args = ["--start", START, "--hours", HOURS, "--members", 1, *QUICK]
+    args += ["--variables", "temperature"]
+    column = ["--column", "TEMP=2m_temperature"]
+    plan = ["plan", "filter", folder / "model", tmp_path / "other.csv", "--start", START]
+    with pytest.raises(DataError, match=r"(?s)look like °C.*--units NAME="):
+        run(*plan, *column)
+    column += ["--units", "t2m=°C"]
+    with pytest.raises(DataError, match=r"(?s)has no column `error`.*--error NAME="):
+        run(*plan, *column)
+    column += ["--error", "t2m=1"]
+    told = run("reanalysis", folder / "model", tmp_path / "other.csv", *args, *column,
+               "--out", tmp_path / "other.zarr")  # fmt: skip
+    assert "46 observations in 6 of 6 hours" in told
+    run("reanalysis", folder / "model", folder / "obs.csv", *args, "--out", tmp_path / "k.zarr")
+    with xr.open_zarr(tmp_path / "other.zarr") as a, xr.open_zarr(tmp_path / "k.zarr") as b:
+        np.testing.assert_allclose(a["temperature"], b["temperature"], rtol=1e-4)
+    with pytest.raises(DataError, match="farther than the tolerance"):
+        run("filter", folder / "model", tmp_path / "other.csv", *args, *column,
+            "--out", tmp_path / "x.zarr", "--within", "10min")  # fmt: skip
+    for wrong in (["--units", "t2m"], ["--error", "=1"], ["--column", "TEMP="]):
+        with pytest.raises(DataError, match=f"found {wrong[0]} '{wrong[1]}'; give a name and"):
+            run("plan", "filter", folder / "model", "--no-measure", *wrong)
+
+
+def test_what_the_model_cannot_compare_is_told_once(folder, tmp_path):
+    r"""Sea surface temperature on the model's land, in the table of what is left out."""
+    land = 90 - np.array([3, 5.5]) * 180 / (small.H - 1), np.array([5, 12]) * 360 / small.W
+    names = ["latitude", "longitude"]
+    table = pd.DataFrame(dict(zip(names, land, strict=True)))
+    table = table.assign(variable="sea_surface_temperature", value=290.0, error=1.0, time=START)
+    table.to_csv(tmp_path / "sst.csv", index=False)
+    args = ["reanalysis", folder / "model", tmp_path / "sst.csv", "--start", START, "--hours", 1]
+    args += ["--members", 1, *QUICK, "--variables", "temperature"]
+    with pytest.raises(DataError, match=r"(?s)--strict refuses.*sea surface on land +1 "):
+        run(*args, "--out", tmp_path / "x.zarr", "--strict")
+    assert not (tmp_path / "x.zarr").exists()
+    told = run(*args, "--out", tmp_path / "x.zarr")
+    assert re.search(r"sea surface on land +1  sea_surface_temperature at 22.50, 112.50", told)
+    assert "\n1 observations in 1 of 1 hours" in told
+    assert told.count("sea surface on land") == 1
+    assert "left out" not in told
+
+
+def test_tables_in_warnings_lack_what_was_shown(capsys):
+    with options.told(["sea surface on land"]):
+        for more in ("", "\ntoo far away             2  y"):
+            warnings.warn(
+                f"left out:\nreason  count\nsea surface on land  1  x{more}", stacklevel=2
+            )
+        warnings.warn("steps are few", stacklevel=2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "warning: left out:", "reason  count", "too far away             2  y",
+        "warning: steps are few",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [[], ["--all-at-once"], ["--new", 1]])

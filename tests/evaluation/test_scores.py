@@ -108,9 +108,9 @@ CHANNELS = ["sst", "t500", "t850"]
 
 @pytest.mark.parametrize("members", [2, 3, 10])
 def test_fair_crps_of_another_library(members):
-    r"""`scoringrules` with its estimators `fair` and `pwm`. Its default `qd`, `nrg` and `int` divide
-    the second term by :math:`2 M^2` and are larger; `akr` takes few of its pairs. With one member
-    `fair` is NaN, where ours is the absolute error."""
+    r"""`scoringrules` with its estimators `fair` and `pwm`. Its default `qd`, `nrg` and `int` have
+    :math:`2 M^2` below the second term and are larger; `akr` takes few of its pairs. With one
+    member `fair` is NaN, where ours is the absolute error."""
     sr = pytest.importorskip("scoringrules", reason="the extra 'dev' is not installed")
     rng = np.random.default_rng(members)
     x, y = rng.normal(size=(2000, members)), rng.normal(1, 2, size=2000)

@@ -157,6 +157,56 @@ def test_wide_tables():
         error={"z": "10 gpm"},
     )
     np.testing.assert_allclose(only.points["error"], 10 * G)
+    assert out.notes == ("the table: not used: 'remark'",)
+
+
+def test_no_column_of_a_wide_table_vanishes():
+    r"""Numbers of unknown names are counted, with the nearest name; the rest is told of."""
+    frame = pd.DataFrame(
+        {
+            "time": pd.date_range("2021-03-21", periods=3, freq="h"),
+            "lat": 50.0,
+            "lon": 4.0,
+            "t2m": [280.0, 281.0, 282.0],
+            "t2m_error": 0.5,
+            "dewpoint": [270.0, None, 275.0],
+            "temp_850": [260.0, 261.0, 262.0],
+            "temperature_700": [250.0, 251.0, 252.0],
+            "temperature_700_error": 1.0,
+            "t2m_qc": [0, 0, 1],
+            "station name": ["Uccle", "Uccle", "7"],
+            "manual": [True, False, False],
+            "empty": np.nan,
+            "date": pd.Timestamp("2021-03-21"),
+        }
+    )
+    out = read_observations(frame)
+    assert out.variables == ["2m_temperature", "temperature"]
+    assert out.points["level"].dropna().tolist() == [700] * 3
+    assert counts(out) == {"unknown variable": 5}
+    (example,) = out.excluded["example"]
+    assert "column 'dewpoint'; the nearest known is 'geopotential'" in example
+    assert "column 'temp_850'; did you mean 'temperature'?" in example
+    told = "the table: not used: 't2m_qc', 'station name', 'manual', 'date'"
+    assert out.report().splitlines()[-1] == told
+    assert told in repr(out.between("2021-03-21T00", 2) + out)
+    with pytest.raises(DataError, match="'temp_850'"):
+        read_observations(frame, strict=True)
+    fine = frame.drop(columns=["dewpoint", "temp_850"])
+    assert len(read_observations(fine, strict=True)) == 6  # flags are no observations
+    assert read_observations(long(qc=1)).notes == ("the table: not used: 'qc'",)
+
+
+def test_a_model_without_levels():
+    assert len(read_observations(long(), levels=())) == 3
+    upper = long(variable="temperature", level=500.0, value=250.0)
+    out = read_observations(pd.concat([long(), upper]), levels=())
+    assert counts(out) == {"level missing or not within the model's": 3}
+    assert out.variables == ["2m_temperature"]
+    both = read_observations([long(), fields()], levels=())
+    assert counts(both) == {
+        "level missing or not within the model's": int(fields()["temperature"].notnull().sum())
+    }
 
 
 def test_errors_that_are_missing():
@@ -230,6 +280,8 @@ def test_strict_and_nothing_left():
         read_observations(long(latitude=99.0))
     with pytest.raises(DataError, match="no observation is left of 0"):
         read_observations(long().head(0))
+    with pytest.raises(DataError, match="found a tolerance of 'soon'; give one of 0 or more"):
+        read_observations(long(), tolerance="soon")
 
 
 def test_what_cannot_be_read(tmp_path):

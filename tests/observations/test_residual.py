@@ -11,7 +11,12 @@ from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
 from appa.observations.representation import Representation, estimate
-from appa.observations.residual import Correlated, conjugate_gradients, draw_residual
+from appa.observations.harmonics import Correlated, Harmonics
+from appa.observations.residual import (
+    ResidualSampler,
+    continue_residual,
+    draw_residual,
+)
 
 from .small_space import compiled, dense, dense_space, dense_time, make_space, places
 
@@ -61,11 +66,11 @@ def matrix_of(operators, shape) -> np.ndarray:
 
 def gain_and_root(operators, rep, space, channel: int = 0):
     r"""The draw's affine map, by basis vectors: what departures and what noise add to r."""
-    hours, points = len(operators), int(np.prod(rep.grid.shape))
+    hours = len(operators)
     n = sum(len(o) for o in operators if o)
     options = {"channels": [channel], "tolerance": 1e-6}
     gain, report = draw_residual(operators, torch.eye(n), rep, space, Given(n), **options)
-    size = hours * points
+    size = hours * Correlated(rep, channel, hours, Harmonics(rep.grid)).space.size
     fields = Given(size, [channel], fields=torch.eye(size))
     by_field, _ = draw_residual(operators, torch.zeros(size, n), rep, space, fields, **options)
     parts = [by_field.flatten(1)]
@@ -91,10 +96,11 @@ def test_correlation_by_wavenumbers(grid, name):
     _, rep = space_and_rep(grid, (name,))
     points, hours = int(np.prod(grid.shape)), 3
     expected = np.kron(dense_time(rep, 0, hours), dense_space(rep, 0))
-    prior = Correlated(rep, 0, hours)
+    prior = Correlated(rep, 0, hours, Harmonics(grid))
     basis = torch.eye(hours * points).reshape(-1, hours, *grid.shape)
     assert prior.matmul(basis).flatten(1).numpy() == pytest.approx(expected, abs=1e-4)
-    root = prior.color(basis).flatten(1).double().numpy()
+    noise = torch.eye(hours * prior.space.size).view(-1, hours, prior.space.size)
+    root = prior.color(noise).flatten(1).double().numpy()
     assert root.T @ root == pytest.approx(expected, abs=1e-4)
 
 
@@ -113,8 +119,9 @@ def test_draws_have_the_spectrum_of_r():
     space = make_space(grid, (T2M,))
     rep = estimate(torch.zeros_like, r, grid, channels=space.standardizer.channels)
     assert rep.dataset["spatial"].values.min() < -0.1
-    noise = torch.randn(25, 24, *grid.shape, generator=torch.Generator().manual_seed(0))
-    drawn = torch.from_numpy(rep.std[0]).float() * Correlated(rep, 0, 24).color(noise)
+    prior = Correlated(rep, 0, 24, Harmonics(grid))
+    noise = torch.randn(25, 24, prior.space.size, generator=torch.Generator().manual_seed(0))
+    drawn = torch.from_numpy(rep.std[0]).float() * prior.color(noise)
 
     def power(x):  # about the equator, of zonal wavenumbers
         return torch.fft.rfft(x[..., 8:12, :]).abs().square().mean((0, 1, 2))
@@ -178,7 +185,8 @@ def test_land_has_no_r():
     space, rep = space_and_rep(grid, (SST,), np.where(land, 0.0, 0.1), land=land)
     place = (grid.latitude[2], (grid.longitude[2] + grid.longitude[3]) / 2)  # at the coast
     operators = compiled(space, 1, [(0, SST, np.nan, *place, 0.001)])
-    noise = Given(1, [0], fields=torch.randn(1, 60))
+    size = Correlated(rep, 0, 1, Harmonics(grid)).space.size
+    noise = Given(1, [0], fields=torch.randn(1, size, generator=torch.Generator().manual_seed(0)))
     r, _ = draw_residual(operators, torch.full((1, 1), 30.0), rep, space, noise)
     assert (r[0, 0, 0][torch.from_numpy(land)] == 0).all()
     # 30 errors of 0.001, in units of a standard deviation of 2; the sea point is all of it
@@ -205,59 +213,118 @@ def test_others_do_not_move_r():
         draw_residual(operators, torch.ones(1, 4), rep, space, Given(1))
 
 
+def seeded(members):
+    r"""Noise of members by themselves."""
+
+    def draw(shape, *step):
+        generators = [torch.Generator().manual_seed(hash((m, *step)) % 2**31) for m in members]
+        return torch.stack([torch.randn(tuple(shape), generator=g) for g in generators])
+
+    return draw
+
+
 def test_members_do_not_depend_on_their_batch():
-    grid = Grid("gaussian", 8, 16)
-    space, rep = space_and_rep(grid, (T2M, U10))
+    grid = Grid("gaussian", 12, 24)
+    space, rep = space_and_rep(grid, (T2M, U10), 0.3, 1500.0)
     rng = np.random.default_rng(0)
     rows = [
-        (t, T2M, np.nan, *place, 0.05)
-        for place in rng.uniform((-80, 0), (80, 360), (12, 2))
-        for t in range(6)
+        (t, T2M, np.nan, *place, 0.1)
+        for place in rng.uniform((-80, 0), (80, 360), (60, 2))
+        for t in range(4)
     ]
-    operators = compiled(space, 6, rows)
-    departure = torch.randn(3, len(rows), generator=torch.Generator().manual_seed(0))
-
-    def noise(members):
-        def draw(shape, *step):
-            seeds = [hash((m, *step)) % 2**31 for m in members]
-            return torch.stack(
-                [
-                    torch.randn(tuple(shape), generator=torch.Generator().manual_seed(s))
-                    for s in seeds
-                ]
-            )
-
-        return draw
-
-    options = {"tolerance": 1e-5}
-    together, report = draw_residual(operators, departure, rep, space, noise([0, 1, 2]), **options)
-    apart, _ = draw_residual(operators, departure[1:2], rep, space, noise([1]), **options)
-    assert (together[1] - apart[0]).abs().max() < 1e-4 * together.std()
-    one, _ = draw_residual(
-        operators, departure, rep, space, noise([0, 1, 2]), channels=[1], **options
-    )
+    operators = compiled(space, 4, rows)
+    departure = 6 * torch.randn(4, len(rows), generator=torch.Generator().manual_seed(0))
+    departure[0] /= 100  # which takes fewer iterations
+    sampler = ResidualSampler(rep, space)
+    together, report = sampler.draw(operators, departure, seeded(range(4)))
+    for m in range(4):
+        apart, _ = sampler.draw(operators, departure[m : m + 1], seeded([m]))
+        assert (together[m] - apart[0]).abs().max() < 1e-4 * 0.3
+    one, _ = sampler.draw(operators, departure, seeded(range(4)), channels=[1])
     assert torch.equal(one[:, :, 0], together[:, :, 1])
-    assert report.residual < 2e-5
+    assert report.residual < 1e-5
     assert report.used == len(rows)
+    # other operators are not those that were kept
+    less, told = sampler.draw(operators[:2], departure[:, : len(rows) // 2], seeded(range(4)))
+    fresh, _ = draw_residual(
+        operators[:2], departure[:, : len(rows) // 2], rep, space, seeded(range(4))
+    )
+    assert told.used == len(rows) // 2
+    assert torch.equal(less, fresh)
 
 
-def test_solver():
-    rng = np.random.default_rng(0)
-    q = np.linalg.qr(rng.standard_normal((60, 60)))[0]
-    a = torch.from_numpy(q * np.geomspace(1, 1e3, 60) @ q.T)
-    b = torch.from_numpy(rng.standard_normal((4, 60)))
-    exact = torch.linalg.solve(a, b.T).T
-    v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 300)
-    assert torch.allclose(v, exact, rtol=1e-6, atol=1e-8)
-    assert steps < 300
-    # an exact preconditioner needs one step; a budget too small is told
-    direct = conjugate_gradients(lambda v: v @ a, b, lambda v: torch.linalg.solve(a, v.T).T, 1e-8)
-    assert direct[1] == 1
-    v, steps, residual = conjugate_gradients(lambda v: v @ a, b, torch.clone, 1e-9, 5)
-    found = ((v @ a - b).norm(dim=1) / b.norm(dim=1)).max()
-    assert steps == 5
-    assert residual == pytest.approx(float(found))
-    assert residual > 1e-3
+# ---------------------------------------------------------------- without observations
+
+
+def test_without_observations_r_is_as_free_as_before():
+    grid, hours = Grid("equiangular-cells", 5, 8), 3
+    space, rep = space_and_rep(grid, (T2M, V10), np.linspace(0.05, 0.2, 40).reshape(grid.shape))
+    for c in (0, 1):
+        size = hours * Correlated(rep, c, hours, Harmonics(grid)).space.size
+        noise = Given(size, [c], fields=torch.eye(size))
+        r, report = draw_residual([None] * hours, torch.zeros(size, 0), rep, space, noise)
+        assert report.used == report.iterations == 0
+        root = r[:, :, c].flatten(1).double().numpy()
+        b = dense(rep, c, hours)
+        assert root.T @ root == pytest.approx(b, abs=1e-4 * b.max())
+        assert not r[:, :, 1 - c].any()
+
+
+@pytest.mark.parametrize(("past", "hours"), [(4, 3), (1, 5), (0, 2)])
+def test_continuation_is_conditioning(past, hours):
+    grid = Grid("equiangular-cells", 4, 6)
+    # of two memories, so that more than the last hour tells something
+    memory = 0.5 * 0.95 ** np.arange(24) + 0.5 * 0.4 ** np.arange(24)
+    std = np.linspace(0.05, 0.2, 24).reshape(grid.shape)
+    _, rep = space_and_rep(grid, (T2M, U10), std, memory=memory)
+    for c in (0, 1):
+        b = dense(rep, c, past + hours)
+        n = past * 24
+        # a constant wind has no part along some vectors: a tiny noise makes the inverse exist
+        inverse = np.linalg.inv(b[:n, :n] + 1e-9 * np.eye(n)) if n else np.zeros((0, 0))
+        gain = b[n:, :n] @ inverse
+        left = b[n:, n:] - gain @ b[:n, n:]
+        size = hours * Correlated(rep, c, hours, Harmonics(grid)).space.size
+
+        def eye(shape, *step, c=c, size=size):
+            assert step == (c, 2)
+            return torch.eye(size).reshape(size, *shape)
+
+        new = continue_residual(rep, torch.zeros(size, past, 1, 4, 6), hours, eye, channels=[c])
+        root = new.flatten(1).double().numpy()
+        assert root.T @ root == pytest.approx(left, abs=1e-4 * b.max())
+        # departures of r's own shapes: those it never has tell nothing of the inverse
+        shapes = np.random.default_rng(0).standard_normal((3, n)) @ b[:n, :n] / b.max()
+        begun = torch.from_numpy(shapes).float().view(3, past, 1, 4, 6)
+        mean = continue_residual(
+            rep, begun, hours, lambda shape, *step: torch.zeros(3, *shape), channels=[c]
+        )
+        expected = shapes @ gain.T
+        found = mean.flatten(1).double().numpy()
+        assert found == pytest.approx(expected, abs=2e-3 * max(abs(expected).max(), 1))
+
+
+def test_a_continued_draw_is_as_one_draw():
+    r"""Sixty hours in one go, and twelve continued by twelve, have one correlation in time."""
+    grid = Grid("gaussian", 8, 16)
+    memory = (1 + np.arange(24) / 5) * np.exp(-np.arange(24) / 5)  # smooth, nearly dependent
+    _, rep = space_and_rep(grid, (T2M,), 0.1, 1500.0, memory=memory)
+    sampler, members = ResidualSampler(rep), 200
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(shape, *step):
+        return torch.randn(members, *shape, generator=generator)
+
+    parts = [sampler.draw([None] * 12, torch.zeros(members, 0), noise)[0]]
+    for _ in range(4):
+        parts.append(sampler.forward(torch.cat(parts, dim=1), 12, noise))
+    r = torch.cat(parts, dim=1)[:, :, 0]
+    assert r.square().mean((0, 2, 3)).sqrt() == pytest.approx(0.1, rel=0.03)
+    for lag in (1, 3, 12):
+        products = (r[:, lag:] * r[:, :-lag]).mean((0, 2, 3)) / 0.1**2
+        assert products == pytest.approx(float(rep.in_time(0, lag)), abs=0.05)
+    with pytest.raises(DataError, match=r"expected \(members, hours, 1, 8, 16\)"):
+        sampler.forward(r, 3, noise)
 
 
 # ---------------------------------------------------------------- both stages
@@ -338,11 +405,11 @@ def test_spread_and_skill_with_each_stage_on_and_off():
     table = {}
     for memory in (0.0, 0.6, 0.95):
         toy = Toy(memory)
-        for representation in ("paper", "diagonal", "temporal"):
+        for representation in ("none", "diagonal", "temporal"):
             gain, covariance = toy.latents(representation)
             table[representation, memory] = ratio(covariance, toy.error(gain, of_r=0.0))
     for memory in (0.0, 0.6, 0.95):
-        assert table["paper", memory] < 0.75
+        assert table["none", memory] < 0.75
         assert table["temporal", memory] == pytest.approx(1.0, abs=0.01)
     assert table["diagonal", 0.0] == pytest.approx(1.0, abs=0.01)
     assert 0.65 < table["diagonal", 0.95] < table["diagonal", 0.6] < 0.9

@@ -174,6 +174,20 @@ def test_independent_of_selection_order_and_chunks(seen, truth, network, stats):
     xr.testing.assert_equal(gridded_lazy, gridded)
 
 
+def test_a_stations_noise_is_its_own(seen, truth, network, stats):
+    r"""Fewer stations, in another order, see what they saw among the others."""
+    table, _ = seen
+    few = network.stations.iloc[[40, 3, 111, 7]]
+    found, _ = observe(truth, replace(network, stations=few), statistics=stats)
+    keys = ["time", "variable", "station"]
+    expected = table.set_index(keys).loc[pd.MultiIndex.from_frame(found[keys])].reset_index()
+    assert len(found) > 4 * 24 * 5
+    pd.testing.assert_frame_equal(found, expected[list(COLUMNS)])
+    others = few.assign(station=["a", "b", "c", "d"])
+    renamed, _ = observe(truth, replace(network, stations=others), statistics=stats)
+    assert not np.isclose(renamed["value"], found["value"], rtol=0, atol=1e-9).any()
+
+
 def test_statistics_are_the_stores_own_by_default(truth, network):
     table, _ = observe(truth.isel(time=slice(2)), network)
     rows = table[table["variable"] == "2m_temperature"]

@@ -205,8 +205,9 @@ def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
     [
         ({"start": "2001-01-01T03:30"}, "one whole hour"),
         ({"hours": 0}, "1 hour or more"),
-        ({"members": 0}, "1 member or more"),
-        ({"seed": -1}, "0 or more"),
+        ({"members": 0}, "found members=0, expected 1"),
+        ({"seed": -1}, "found seed=-1, expected 0"),
+        ({"workers": 0}, "found workers=0, expected 1"),
         ({"start": "2002-01-01T00"}, "no observation is left"),
         ({"variables": ["2m_temperatur"]}, "2m_temperature"),
         ({"steps": 0}, "steps"),
@@ -312,3 +313,13 @@ def test_what_is_excluded_is_told(model):
 def test_one_hour_tells_no_motion(model):
     with pytest.warns(UserWarning, match="starts from one hour"):
         model.forecast(small.states().isel(time=[0]), 2, members=1, steps=1)
+
+
+def test_two_processes_draw_what_one_does(model, tmp_path):
+    options = {"members": 3, "seed": 5, "batch": 1, **STEPS}
+    alone = model.reanalysis(stations(), START, 4, **options)
+    out = tmp_path / "a.zarr"
+    apart = model.reanalysis(stations(), START, 4, workers=2, out=out, latents=True, **options)
+    same(alone, apart.load(), 1e-4)
+    assert apart.attrs["solver_products"] == alone.attrs["solver_products"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]

@@ -52,7 +52,7 @@ def main() -> None:
 
 def application() -> typer.Typer:
     r"""The application, with all its commands."""
-    from . import assimilate, config, data, demo, models, observe, plan, score, train
+    from . import assimilate, config, data, demo, evaluate, models, observe, plan, score, train
 
     app = typer.Typer(
         name="appa",
@@ -70,6 +70,7 @@ def application() -> typer.Typer:
     models.register(app)
     observe.register(app)
     assimilate.register(app)
+    evaluate.register(app)
     app.add_typer(plan.app, name="plan")
     demo.register(app)
     return app

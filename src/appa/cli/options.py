@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -277,16 +276,19 @@ def told(already: Iterable[str] = ()) -> Iterator[None]:
     r"""Tells warnings as a command does: one line, without the code they come from.
 
     Arguments:
-        already: Reasons for which observations are left out that a user was told of before.
+        already: Rows of tables, by how they begin, that a user was shown before: reasons for which
+            observations are left out.
     """
 
+    known = tuple(f"{reason} " for reason in already)
+
     def show(message: Any, *_: Any) -> None:
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        head, *lines = str(message).split("\n")
+        rest = [line for line in lines if not line.startswith(known)]
+        if len(rest) == len(lines) or len(rest) > 1:  # more than the heads of a table's columns
+            print("\n".join([f"warning: {head}", *rest]), file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
         warnings.simplefilter("once", UserWarning)
-        for reason in already:
-            message = rf"\d+ observations left out: {re.escape(reason)} "
-            warnings.filterwarnings("ignore", message, UserWarning)
         yield

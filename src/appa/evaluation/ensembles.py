@@ -12,10 +12,12 @@ With members :math:`x_1, \dots, x_M` of the truth :math:`y` at a point, and depa
 
 the last in :math:`O(M \log M)`. This is the fair CRPS, whose expectation does not depend on
 :math:`M` and is least where members and truth are drawn alike; single ones may be negative. With
-one member the variance is undefined and the CRPS is :math:`|d|`. Elsewhere: it is `fair` and `pwm`
-of `scoringrules`, whose default `qd` has :math:`M^2` for :math:`M (M - 1)` and is larger by
-:math:`1 / M` of the second term; the paper's sum over points, :math:`L_1`, is a mean here. All three depend on departures
+one member the variance is undefined and the CRPS is :math:`|d|`. All three depend on departures
 only, which single precision holds without loss where members are near the truth.
+
+Elsewhere, this CRPS is `fair` and `pwm` of `scoringrules`, whose default `qd` has :math:`M^2` for
+:math:`M (M - 1)` and is larger by :math:`1 / M` of the second term. The paper sums it over points
+without weights; here it is a mean by area.
 
 A normal distribution :math:`\mathcal{N}(\mu, \sigma^2)` in place of members has
 

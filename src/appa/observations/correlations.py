@@ -21,12 +21,14 @@ non-negative least squares. The components are
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["EARTH", "Mixture", "SpaceAtoms", "TimeAtoms"]
+from ..data.grids import Grid
+
+__all__ = ["EARTH", "Mixture", "Series", "SpaceAtoms", "TimeAtoms", "degrees_of"]
 
 EARTH = 6371.229  # km, the radius of appa.data.grids
 WAVES = (0.0, 1.0, 1.5, 2.0, 3.0)  # ℓ a / R
@@ -117,26 +119,70 @@ class Mixture:
     def __call__(self, distance: ArrayLike) -> Array:
         r"""The correlation at any distances."""
         distance = np.asarray(distance, np.float64)
-        if not isinstance(self.atoms, SpaceAtoms):
-            return self._sum(distance, self.parts)
-        # Polynomials of all pairs of points would take minutes: a spline is within 1e-6 of them.
-        return self._spline(distance) + self._sum(
-            distance, [part for part in self.parts if part[0] == 0]
-        )
-
-    def _sum(self, distance: Array, parts: list[tuple[int, float]]) -> Array:
         total = np.zeros_like(distance)
-        for k, weight in parts:
+        for k, weight in self.parts:
             total += weight * self.atoms(k, distance)
         return total
 
+
+class Series:
+    r"""A correlation on the sphere as Legendre's polynomials, and white noise,
+
+    .. math:: \rho(d) = \sum_{\ell \leq L} b_\ell \, P_\ell(\cos d / R) + b_\infty \, [d = 0] ,
+
+    with :math:`b \geq 0` and a sum of one. What a mixture has beyond degree :math:`L` is noise.
+
+    Arguments:
+        mixture: A mixture of components in space.
+        degrees: The largest degree :math:`L`.
+    """
+
+    def __init__(self, mixture: Mixture, degrees: int):
+        nodes, polynomials = _quadrature(degrees)
+        smooth = mixture(EARTH * nodes)  # no node is at 0, where white noise is
+        coefficients = np.maximum(polynomials @ smooth, 0)
+        self.coefficients: Array = coefficients / max(coefficients.sum(), 1.0)
+        self.white = max(1 - float(self.coefficients.sum()), 0.0)
+        self.degrees = degrees
+
+    def __call__(self, distance: ArrayLike) -> Array:
+        r"""The correlation at any distances in km."""
+        distance = np.asarray(distance, np.float64)
+        here = distance < 1e-3 * np.pi * EARTH / self.degrees  # all of a pole's points are one
+        return self._spline(distance) + self.white * here
+
     @cached_property
     def _spline(self) -> Callable[[Array], Array]:
+        # Polynomials of all pairs of points would take minutes: a spline is within 1e-6 of them.
+        from numpy.polynomial.legendre import legval
         from scipy.interpolate import CubicSpline
 
-        assert isinstance(self.atoms, SpaceAtoms)
-        nodes = np.linspace(0, np.pi * EARTH, round(16 * np.pi * EARTH / self.atoms.spacing))
-        return CubicSpline(nodes, self._sum(nodes, [part for part in self.parts if part[0] > 0]))
+        nodes = np.linspace(0, np.pi, 32 * self.degrees + 1)
+        return CubicSpline(EARTH * nodes, legval(np.cos(nodes), self.coefficients))
+
+
+@lru_cache(maxsize=2)
+def _quadrature(degrees: int) -> tuple[Array, Array]:
+    r"""Angles :math:`\theta_k` and :math:`(\ell + 1/2) \, w_k P_\ell(\cos \theta_k)`, of Fejér."""
+    from scipy.fft import dct
+
+    n = 16 * (degrees + 1)  # the narrowest Gaussian's standard deviation is 8 of them
+    angle = (np.arange(n) + 0.5) * np.pi / n
+    series = np.zeros(n)
+    series[::2] = 1 / (1 - np.arange(0.0, n, 2) ** 2)
+    weight = np.asarray(dct(series, type=3)) * 2 / n
+    x, out = np.cos(angle), np.empty((degrees + 1, n))
+    before, current = np.zeros(n), np.ones(n)
+    for degree in range(degrees + 1):
+        out[degree] = (degree + 0.5) * weight * current
+        following = ((2 * degree + 1) * x * current - degree * before) / (degree + 1)
+        before, current = current, following
+    return angle, out
+
+
+def degrees_of(grid: Grid) -> int:
+    r"""The largest degree a grid tells from white noise, :math:`\min(H, W / 2)`."""
+    return max(min(grid.latitudes, grid.longitudes // 2), 1)
 
 
 def _continuation(distance: Array, value: Array) -> tuple[Array, Array]:

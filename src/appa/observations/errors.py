@@ -8,10 +8,11 @@ hours of a window,
 
 where :math:`S` holds the standard deviations of :math:`r` in units of the observations' errors and
 :math:`K` is the correlation in time of those of one variable and level at one place, and the
-identity between others. Three forms of it have names: `none`, also called `paper`, is
-:math:`S = 0`, the paper's literal setting; `diagonal` is :math:`K = I`; `temporal` is the above.
-Between neighbouring places :math:`K` is zero: in space :math:`r` is short, and with a block for
-each place a product costs no more than the hours of a window for each observation.
+identity between others. With a block for each place a product costs no more than the hours of a
+window for each observation. Neighbours in space and on other levels, whose :math:`r` is nearly the
+same, count by their number: :math:`s_i^2` is multiplied by :math:`f_i \geq 1`, see
+:mod:`appa.observations.crowding`. Three forms have names: `none` is :math:`S = 0`, the paper's
+literal setting; `diagonal` is :math:`K = I`; `temporal` is the above.
 
 The standard deviation depends on what is observed:
 
@@ -36,21 +37,22 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..data.variables import VARIABLES
 from ..errors import DataError, nearest
+from .blocks import Blocks
+from .crowding import Layer, crowding
 from .representation import Representation
 from .stencils import StateSpace, Stencils
 
-__all__ = ["REPRESENTATIONS", "Blocks", "WindowCovariance", "footprint", "rows_std"]
+__all__ = ["REPRESENTATIONS", "WindowCovariance", "corners", "rows_std"]
 
-REPRESENTATIONS = ("none", "paper", "diagonal", "temporal")
+REPRESENTATIONS = ("none", "diagonal", "temporal")
 
 Array = NDArray[np.float64]
 
 
-def footprint(
+def corners(
     rep: Representation, space: StateSpace, channel: int, latitude: Array, longitude: Array
 ) -> tuple[NDArray[np.int64], Array]:
     r"""The points a channel is interpolated from at places, and their weights: :math:`(n, 4)`."""
@@ -66,16 +68,23 @@ def places_std(
 ) -> Array:
     r"""The standard deviation of an interpolated channel of :math:`r`, with shape :math:`(n)`."""
     places, inverse = np.unique(latitude + 1j * longitude, return_inverse=True)
-    index, weight = footprint(rep, space, channel, places.real, places.imag)
+    index, weight = corners(rep, space, channel, places.real, places.imag)
     scale = weight * rep.std[channel].reshape(-1)[index]
-    std = np.abs(scale).sum(-1)
-    some = (np.abs(weight) > 1e-9).sum(-1) > 1  # on a grid point the sum is the answer
+    variance = _quadratic(rep, channel, index, scale)
+    return np.sqrt(np.maximum(variance, 0))[inverse.reshape(-1)]
+
+
+def _quadratic(
+    rep: Representation, channel: int, index: NDArray[np.int64], scale: Array, power: int = 1
+) -> Array:
+    r"""The sums :math:`\sum_{kl} a_k a_l \, \rho_{kl}^p` over points, with shape :math:`(n)`."""
+    out = scale.sum(-1) ** 2
+    some = (np.abs(scale) > 1e-9).sum(-1) > 1  # of one point the square is the answer
     i, j = np.divmod(index[some], rep.grid.longitudes)
     phi, lam = rep.grid.latitude[i], rep.grid.longitude[j]
     rho = rep.between(channel, phi[:, :, None], lam[:, :, None], phi[:, None], lam[:, None])
-    variance = np.einsum("ni,nij,nj->n", scale[some], rho, scale[some])
-    std[some] = np.sqrt(np.maximum(variance, 0))
-    return std[inverse.reshape(-1)]
+    out[some] = np.einsum("ni,nij,nj->n", scale[some], rho**power, scale[some])
+    return out
 
 
 def rows_std(
@@ -117,7 +126,7 @@ def _rows(
     kinds, keys = kinds_of(rows)
     for kind, (name, level) in enumerate(keys):
         which = np.flatnonzero(kinds == kind)
-        parts = parts_of(rep, name, level)
+        parts = parts_of(space, name, level)
         if parts is None:
             shares = []
             for operator, part in operators:  # hour by hour, as states are
@@ -145,25 +154,15 @@ def kinds_of(rows: pd.DataFrame) -> tuple[NDArray[np.int64], list[tuple[str, flo
     return kinds, [(str(variables[names[i]]), float(levels[heights[i]])) for i in first]
 
 
-def parts_of(rep: Representation, name: str, level: float) -> dict[int, float] | None:
+def parts_of(space: StateSpace, name: str, level: float) -> dict[int, float] | None:
     r"""The channels a variable at a level is interpolated from; nothing if it is derived."""
-    if name not in VARIABLES:
+    if name not in space:
         return None
-    have = {
-        channel.level or 0: c for c, channel in enumerate(rep.channels) if channel.variable == name
-    }
-    if not have:
-        return None
+    channels = space.channels(name)
     if VARIABLES[name].surface:
-        return dict.fromkeys(have.values(), 1.0)
-    levels = np.array(sorted(have))
-    at = np.interp(np.log(level), np.log(levels), np.arange(len(levels)))
-    at = np.rint(at) if abs(at - np.rint(at)) < 1e-6 else at
-    low = min(int(at), len(levels) - 1)
-    shares = {have[levels[low]]: 1 - (at - low)}
-    if at > low:
-        shares[have[levels[low + 1]]] = at - low
-    return shares
+        return dict.fromkeys(channels.tolist(), 1.0)
+    index, share = space.bracket(np.array([level]))
+    return {c: w for c, w in zip(channels[index[0]].tolist(), share[0].tolist(), strict=True) if w}
 
 
 @torch.no_grad()
@@ -210,85 +209,58 @@ def check_channels(rep: Representation, space: StateSpace) -> None:
         )
 
 
-class Blocks:
-    r"""The matrix :math:`I + S K S`, block by block.
-
-    Arguments:
-        group: Which observations share a block, as whole numbers, with shape :math:`(N)`.
-        hour: Their hours, with shape :math:`(N)`.
-        std: The diagonal of :math:`S`, with shape :math:`(N)`.
-        kind: Which row of the table is theirs, with shape :math:`(N)`.
-        table: Correlations at lags of 0, 1, … hours, with shape :math:`(*, T)`.
-    """
-
-    def __init__(
-        self,
-        group: NDArray[np.int64],
-        hour: NDArray[np.int64],
-        std: Array,
-        kind: NDArray[np.int64],
-        table: Array,
-    ):
-        self.variance = torch.from_numpy(1 + std**2).float()
-        self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n) and matrices (G, n, n)
-        self._factors: list[Tensor] | None = None
-        order = np.argsort(group, kind="stable")
-        start = np.flatnonzero(np.diff(group[order], prepend=-1)) if len(group) else order
-        size = np.diff(start, append=len(group))
-        for n in np.unique(size[size > 1]):
-            rows = order[start[size == n][:, None] + np.arange(n)]
-            lag = np.abs(hour[rows][:, :, None] - hour[rows][:, None])
-            matrix = table[kind[rows][:, :1, None], lag].astype(np.float64)
-            matrix = std[rows][:, :, None] * matrix * std[rows][:, None] + np.eye(n)
-            self.blocks.append((torch.from_numpy(rows), torch.from_numpy(matrix).float()))
-
-    def to(self, device: torch.device | str) -> Blocks:
-        r"""Moves it, and returns it."""
-        self.variance = self.variance.to(device)
-        self.blocks = [(rows.to(device), matrix.to(device)) for rows, matrix in self.blocks]
-        if self._factors is not None:
-            self._factors = [factor.to(device) for factor in self._factors]
-        return self
-
-    @property
-    def factors(self) -> list[Tensor]:
-        r"""Cholesky factors of the blocks."""
-        if self._factors is None:
-            # in double precision where it is, which may not be where the blocks are
-            self._factors = [
-                torch.linalg.cholesky(matrix.cpu().double()).to(matrix) for _, matrix in self.blocks
-            ]
-        return self._factors
-
-    def matmul(self, v: Tensor) -> Tensor:
-        r"""The product with vectors :math:`(*, N)`."""
-        out = v * self.variance.to(v.dtype)
-        for rows, matrix in self.blocks:
-            out[..., rows] = _product(matrix.to(v.dtype), v[..., rows])
-        return out
-
-    def color(self, eps: Tensor) -> Tensor:
-        r"""Vectors with this covariance, of standard normal ones :math:`(*, N)`."""
-        out = eps * self.variance.to(eps.dtype).sqrt()
-        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
-            out[..., rows] = _product(factor.to(eps.dtype), eps[..., rows])
-        return out
-
-    def solve(self, v: Tensor) -> Tensor:
-        r"""The product of the inverse with vectors :math:`(*, N)`."""
-        out = v / self.variance.to(v.dtype)
-        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
-            part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
-            part = torch.cholesky_solve(part, factor.to(v.dtype))
-            out[..., rows] = part.permute(2, 0, 1).reshape(*v.shape[:-1], *rows.shape)
-        return out
-
-
-def _product(matrix: Tensor, v: Tensor) -> Tensor:
-    # A batch of tiny matrices is faster as a sum than as matrix products.
-    if matrix.shape[-1] <= 4:
-        return (matrix * v.unsqueeze(-2)).sum(-1)
-    return torch.einsum("gij,...gj->...gi", matrix, v)
+def _crowding(
+    rep: Representation,
+    rows: pd.DataFrame,
+    space: StateSpace,
+    hour: NDArray[np.int64],
+    kind: NDArray[np.int64],
+    made: list[dict[int, float]],
+    group: NDArray[np.int64],
+    device: torch.device | str,
+) -> Array:
+    r"""What :math:`s^2` of rows is multiplied by for their neighbours, with shape :math:`(n)`."""
+    latitude, longitude = (rows[name].to_numpy(np.float64) for name in ("latitude", "longitude"))
+    places, code = np.unique(latitude + 1j * longitude, return_inverse=True)
+    code = code.reshape(-1)
+    once = np.zeros(len(rows), bool)  # reports of one place and hour share a block already
+    once[np.unique(group * (hour.max() + 1) + hour, return_index=True)[1]] = True
+    names, variables = pd.factorize(rows["variable"])
+    factor = np.ones(len(rows))
+    for which, name in enumerate(variables):
+        own = np.flatnonzero(names == which)
+        kinds = np.unique(kind[own])
+        if name in space:
+            channels = sorted({c for k in kinds for c in made[k]})
+            parts = [{k: made[k].get(c, 0.0) for k in kinds} for c in channels]
+            together = rep.cross[np.ix_(channels, channels)] ** 2
+        else:  # of a derived one no more is known than the channel it is made of most
+            parts = [{k: 1.0} for k in kinds]
+            channels = [max(made[k], key=lambda c, k=k: made[k][c]) for k in kinds]
+            together = np.eye(len(kinds))
+        layers = []
+        for channel, shares in zip(channels, parts, strict=True):
+            table = np.zeros(len(made))
+            table[list(shares)] = list(shares.values())
+            row = np.flatnonzero(table[kind[own]])
+            layers.append(Layer(channel, row, table[kind[own][row]]))
+        there, back = np.unique(code[own], return_inverse=True)
+        at = places[there]
+        index, weight = corners(rep, space, channels[0], at.real, at.imag)
+        weight = np.abs(weight)  # a wind's are negative across a pole
+        itself = np.stack([_quadratic(rep, c, index, weight, 2) for c in channels])[:, back]
+        factor[own] = crowding(
+            rep,
+            layers,
+            together,
+            hour[own],
+            index[back],
+            weight[back],
+            itself,
+            once[own],
+            device,
+        )
+    return factor
 
 
 class WindowCovariance(Blocks):
@@ -321,7 +293,7 @@ class WindowCovariance(Blocks):
         seen = [(t, operator) for t, operator in enumerate(operators) if operator is not None]
         count = sum(len(operator.rows) for _, operator in seen)
         empty = np.zeros(count, np.int64)
-        if rep is None or representation in ("none", "paper") or not seen:
+        if rep is None or representation == "none" or not seen:
             super().__init__(np.arange(count), empty, np.zeros(count), empty, np.ones((1, 1)))
             self.std = torch.zeros(count)
         else:
@@ -336,12 +308,14 @@ class WindowCovariance(Blocks):
             ]
             std, kind, made = _rows(rep, rows, space, error.numpy(), parts)
             hour = np.repeat([t for t, _ in seen], sizes)
+            device = seen[0][1].y.device
             group, table = np.arange(count), np.ones((len(made), len(operators)))
             if representation == "temporal":
                 columns = ["variable", "level", "place", "gridded"]
                 group = rows.groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
                 lag = np.arange(len(operators), dtype=np.float64)
                 table = np.stack([_correlation(rep, shares, lag) for shares in made])
+            std = std * np.sqrt(_crowding(rep, rows, space, hour, kind, made, group, device))
             super().__init__(group, hour, std, kind, table)
             self.std = torch.from_numpy(std).float()
         if seen:

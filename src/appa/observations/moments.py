@@ -22,7 +22,7 @@ from ..data.grids import Grid, great_circle
 from ..data.variables import VARIABLES, Channel
 from .correlations import EARTH
 
-__all__ = ["Sums", "distances", "turning"]
+__all__ = ["Sums", "directions", "distances", "turning"]
 
 REACH = 4000.0  # km, how far correlations in space are measured
 MERIDIONAL = 12  # rows, how far along meridians
@@ -42,6 +42,20 @@ def turning(
     if name == "northward_wind":
         return np.sin(phi1) * np.sin(phi2) * turn + np.cos(phi1) * np.cos(phi2)
     return np.ones_like(turn + phi1 + phi2)
+
+
+def directions(channel: Channel, grid: Grid) -> Array | None:
+    r"""The Cartesian unit vectors a wind's component is along, with shape :math:`(k, H, W)` but for
+    those components that are zero; nothing for scalars."""
+    name = VARIABLES[channel.variable].standard_name
+    phi, lam = np.radians(grid.latitude[:, None]), np.radians(grid.longitude[None])
+    if name == "eastward_wind":
+        along = [-np.sin(lam), np.cos(lam)]
+    elif name == "northward_wind":
+        along = [-np.sin(phi) * np.cos(lam), -np.sin(phi) * np.sin(lam), np.cos(phi)]
+    else:
+        return None
+    return np.stack([np.broadcast_to(e, grid.shape) for e in along])
 
 
 class Sums:

@@ -46,7 +46,7 @@ from ..data import netcdf
 from ..data.grids import Grid, great_circle
 from ..data.variables import VARIABLES, Channel
 from ..errors import DataError
-from .correlations import EARTH, Mixture, SpaceAtoms, TimeAtoms
+from .correlations import EARTH, Mixture, Series, SpaceAtoms, TimeAtoms, degrees_of
 from .moments import Sums, distances, turning
 
 __all__ = ["FILE", "Representation", "estimate"]
@@ -84,7 +84,8 @@ class Representation:
         self.channels = [Channel(*pair) for pair in zip(names, levels, strict=True)]
         self.std = dataset["std"].transpose("channel", ...).values.astype(np.float64)
         self._time: dict[int, Mixture] = {}
-        self._space: dict[int, Mixture] = {}
+        self._space: dict[int, Series] = {}
+        self.kernels: dict[int, Tensor] = {}  # of appa.observations.crowding
 
     @classmethod
     def of(
@@ -137,13 +138,18 @@ class Representation:
             self._time[channel] = Mixture(TimeAtoms(), ds["lag"].values, value)
         return self._time[channel](np.abs(np.asarray(lag, np.float64)))
 
-    def in_space(self, channel: int, distance: ArrayLike) -> Array:
-        r"""The correlation of a channel at distances in km, but for the turning of vectors."""
+    def series(self, channel: int) -> Series:
+        r"""The correlation of a channel in space."""
         if channel not in self._space:
             ds = self.dataset
             value = ds["spatial"].values[channel]
-            self._space[channel] = Mixture(SpaceAtoms(self.spacing), ds["distance"].values, value)
-        return self._space[channel](distance)
+            mixture = Mixture(SpaceAtoms(self.spacing), ds["distance"].values, value)
+            self._space[channel] = Series(mixture, degrees_of(self.grid))
+        return self._space[channel]
+
+    def in_space(self, channel: int, distance: ArrayLike) -> Array:
+        r"""The correlation of a channel at distances in km, but for the turning of vectors."""
+        return self.series(channel)(distance)
 
     def between(
         self, channel: int, lat1: ArrayLike, lon1: ArrayLike, lat2: ArrayLike, lon2: ArrayLike

@@ -16,18 +16,24 @@ with :math:`r_b` and :math:`e'` drawn from their distributions. It is exact for 
 interpolates, as :math:`\mathcal{A}` does. A few correlation lengths away from observations
 :math:`r` is as free as before. Over land that of the sea surface is zero.
 
-Nothing is ever as large as observations times observations. A correlation that depends on distance
-is a convolution along parallels: after a Fourier transform in longitude :math:`\Sigma` falls apart
-into one matrix :math:`H \times H` for each zonal wavenumber, whose root also draws :math:`r_b`. The
-system is solved by conjugate gradients, preconditioned by the blocks of each place's own hours.
+Nothing is ever as large as observations times observations: products with :math:`\Sigma` and its
+root are those of :mod:`appa.observations.harmonics`. The system is solved by conjugate gradients,
+preconditioned by the blocks of each place's own hours.
 
 Observations of a variable of the state, on one of its levels, take part. Others (derived ones,
 those between levels) do not move :math:`r`: they have had their say about :math:`z`.
+
+After the last observation :math:`r` goes on from its last hours :math:`p` by itself. Since its
+covariance is separable, each point's own hours are all there is to know, and over the next hours
+:math:`f`
+
+.. math:: r_f \mid r_p \sim \mathcal{N}\big( T_{fp} T_{pp}^{-1} \, r_p , \;
+    S \, (T_{ff} - T_{fp} T_{pp}^{-1} T_{pf}) \otimes \Sigma \, S \big) .
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,11 +44,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError
-from .errors import Blocks, check_channels, footprint, kinds_of, parts_of, places_std
+from ..solvers import cg
+from .blocks import Blocks
+from .errors import check_channels, corners, kinds_of, parts_of, places_std
+from .harmonics import Correlated, Harmonics, root_of
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["Correlated", "Report", "conjugate_gradients", "draw_residual"]
+__all__ = ["Report", "ResidualSampler", "continue_residual", "draw_residual"]
+
+PAST = 24  # hours, beyond which the past adds nothing
+ROUNDING = 1e-5  # the variance r is known within
 
 
 class Noise(Protocol):
@@ -71,61 +83,6 @@ class Report:
     channels: list[str] = field(default_factory=list)  # those that were observed
 
 
-class Correlated:
-    r"""The correlation :math:`T \otimes \Sigma` of a channel, over hours and the grid.
-
-    Arguments:
-        rep: The covariance of :math:`r`.
-        channel: The channel.
-        hours: The number of hours :math:`L`.
-        device: Where it is applied.
-    """
-
-    def __init__(
-        self,
-        rep: Representation,
-        channel: int,
-        hours: int,
-        device: torch.device | str = "cpu",
-    ):
-        grid, self.width = rep.grid, rep.grid.longitudes
-        phi, lam = grid.latitude, grid.longitude[: self.width // 2 + 1]
-        symbol = np.empty((len(lam), len(phi), len(phi)))
-        for i, north in enumerate(phi):
-            row = rep.between(channel, north, 0.0, phi[:, None], lam[None])
-            # the transform of an even sequence, of which this is one half, is real
-            symbol[:, i] = np.fft.hfft(row, n=self.width)[:, : len(lam)].T
-        self.space, self.space_root = _root(torch.from_numpy(symbol), device)
-        lag = np.arange(hours)
-        times = rep.in_time(channel, np.abs(lag[:, None] - lag))
-        self.time, self.time_root = _root(torch.from_numpy(times), device)
-
-    def matmul(self, f: Tensor) -> Tensor:
-        r"""The product with fields :math:`(M, L, H, W)`."""
-        return self._apply(self.time, self.space, f)
-
-    def color(self, eps: Tensor) -> Tensor:
-        r"""Fields with this covariance, of white noise :math:`(M, L, H, W)`."""
-        return self._apply(self.time_root, self.space_root, eps)
-
-    def _apply(self, time: Tensor, space: Tensor, f: Tensor) -> Tensor:
-        m, hours, h, w = f.shape
-        f = torch.einsum("st,mthw->mshw", time, f)
-        waves = torch.view_as_real(torch.fft.rfft(f))  # (M, L, H, F, 2)
-        waves = waves.permute(3, 2, 0, 1, 4)  # (F, H, M, L, 2)
-        waves = torch.bmm(space, waves.reshape(len(space), h, -1)).view(-1, h, m, hours, 2)
-        waves = torch.view_as_complex(waves.permute(2, 3, 1, 0, 4).contiguous())
-        return torch.fft.irfft(waves, n=w)
-
-
-def _root(matrix: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    r"""A positive semidefinite matrix, free of what rounding made negative, and a root of it."""
-    # Poles are one point each, and smooth fields nearly linear: Cholesky would fail.
-    value, vector = torch.linalg.eigh(matrix)
-    root = vector * value.clamp(min=0).sqrt().unsqueeze(-2)
-    return (root @ root.mT).float().to(device), root.float().to(device)
-
-
 @dataclass
 class _Rows:
     r"""The observations of a channel: :math:`H` in whitened units, of fields of unit variance."""
@@ -149,81 +106,219 @@ class _Rows:
         return flat.index_add_(1, self.place.flatten(), parts).unflatten(1, tuple(shape))
 
 
-@torch.no_grad()
+class ResidualSampler:
+    r"""Draws :math:`r`, with what all members and chunks of them share kept.
+
+    Arguments:
+        rep: The covariance of :math:`r`.
+        space: Where states live. Only observations need it.
+        device: Where draws are made.
+
+    Example:
+        >>> sampler = ResidualSampler(model.representation, StateSpace.of(model), z.device)
+        >>> r, report = sampler.draw(operators, departure, noise)
+        >>> r = sampler.forward(r, 24, noise)  # the day after
+    """
+
+    def __init__(
+        self,
+        rep: Representation,
+        space: StateSpace | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        if space is not None:
+            check_channels(rep, space)
+        self.rep, self.space, self.device = rep, space, torch.device(device)
+        self._harmonics: Harmonics | None = None
+        self._priors: dict[tuple[int, int], Correlated] = {}
+        self._seen: tuple[list[Any], dict[int, list[Piece]]] = ([], {})
+        self._kept: dict[int, _Rows] = {}  # of the operators seen last
+
+    @property
+    def harmonics(self) -> Harmonics:
+        r"""The harmonics of the grid."""
+        if self._harmonics is None:
+            self._harmonics = Harmonics(self.rep.grid, self.device)
+        return self._harmonics
+
+    def prior(self, channel: int, hours: int) -> Correlated:
+        r"""The correlation of a channel."""
+        if (channel, hours) not in self._priors:
+            self._priors[channel, hours] = Correlated(self.rep, channel, hours, self.harmonics)
+        return self._priors[channel, hours]
+
+    @torch.no_grad()
+    def draw(
+        self,
+        operators: Sequence[Any],
+        departure: Tensor,
+        noise: Noise,
+        *,
+        channels: Sequence[int] | None = None,
+        tolerance: float = 1e-5,
+        iterations: int = 500,
+    ) -> tuple[Tensor, Report]:
+        r"""Draws :math:`r \sim p(r \mid y, z)`.
+
+        Arguments:
+            operators: The operators of consecutive hours, :py:`None` where nothing was seen.
+            departure: The whitened departures :math:`y - \mathcal{A}(D(z))` of members, one hour
+                after the other, with shape :math:`(M, N)`. Where nothing was seen in any hour
+                :math:`N` is 0, and the draw is of :math:`p(r)`.
+            noise: Noise of the members, of which steps `(channel, 0)` and `(channel, 1)` are used.
+            channels: Which channels to draw, all by default. One at a time keeps memory small.
+            tolerance: The relative residual at which the solver stops.
+            iterations: The most iterations it does.
+
+        Returns:
+            The draws, standardized, to be added to :math:`D(z)`, with shape
+            :math:`(M, L, C, H, W)`, and a report.
+        """
+        rep, device = self.rep, self.device
+        count = sum(len(operator.rows) for operator in operators if operator is not None)
+        if departure.ndim != 2 or departure.shape[1] != count:
+            raise DataError(
+                f"found departures with shape {tuple(departure.shape)}, expected (members, "
+                f"{count}): those of all hours, one after the other"
+            )
+        chosen = list(range(len(rep.channels)) if channels is None else channels)
+        shape = (len(operators), *rep.grid.shape)
+        observed = self._observed(operators)
+        out = torch.zeros(len(departure), shape[0], len(chosen), *shape[1:], device=device)
+        used = sum(len(which) for pieces in observed.values() for _, which, _ in pieces)
+        report = Report(unused=count - used)
+        for k, c in enumerate(chosen):
+            std = torch.from_numpy(rep.std[c]).float().to(device)
+            if not bool(std.any()):
+                continue
+            prior = self.prior(c, len(operators))
+            u = prior.color(noise((len(operators), prior.space.size), c, 0).to(device))
+            if c in observed:
+                rows = self._rows(operators, observed[c], c, prior)
+                perturbation = noise((len(rows.which),), c, 1).to(device)
+                b = departure[:, rows.which].to(u) + perturbation - rows.observe(u)
+
+                def product(v: Tensor, prior: Correlated = prior, rows: _Rows = rows) -> Tensor:
+                    return v + rows.observe(prior.matmul(rows.adjoint(v, shape)))
+
+                found = cg(product, b, iterations, tolerance, rows.blocks.solve)
+                u = u + prior.matmul(rows.adjoint(found.x, shape))
+                report.used += len(rows.which)
+                report.iterations = max(report.iterations, found.iterations)
+                report.residual = max(report.residual, float(found.residual.max()))
+                report.channels.append(rep.channels[c].name)
+            out[:, :, k] = std * u
+        return out, report
+
+    @torch.no_grad()
+    def forward(
+        self,
+        past: Tensor,
+        hours: int,
+        noise: Noise,
+        *,
+        channels: Sequence[int] | None = None,
+    ) -> Tensor:
+        r"""Draws :math:`r` over the next hours, given the past ones and nothing else.
+
+        Arguments:
+            past: :math:`r` of consecutive hours, standardized, with shape :math:`(M, P, C, H, W)`,
+                of which the last :data:`PAST` are used; :math:`P` may be 0.
+            hours: The number of hours :math:`L` that follow.
+            noise: Noise of the members, of which steps `(channel, 2)` are used.
+            channels: Which channels those of `past` are, all by default.
+
+        Returns:
+            The draws, standardized, with shape :math:`(M, L, C, H, W)`.
+        """
+        rep, device = self.rep, self.device
+        chosen = list(range(len(rep.channels)) if channels is None else channels)
+        if past.ndim != 5 or tuple(past.shape[2:]) != (len(chosen), *rep.grid.shape):
+            raise DataError(
+                f"found past hours with shape {tuple(past.shape)}, expected (members, hours, "
+                f"{', '.join(map(str, (len(chosen), *rep.grid.shape)))})"
+            )
+        past = past[:, max(past.shape[1] - PAST, 0) :]
+        out = torch.zeros(len(past), hours, *past.shape[2:], device=device)
+        for k, c in enumerate(chosen):
+            std = torch.from_numpy(rep.std[c]).float().to(device)
+            if not bool(std.any()):
+                continue
+            gain, root = _continuation(rep, c, past.shape[1], hours)
+            space = self.prior(c, hours).space
+            eps = noise((hours, space.size), c, 2).to(device)
+            new = space.color(root.to(eps) @ eps)
+            # S commutes with what acts on hours alone
+            mean = torch.einsum("st,mthw->mshw", gain.to(new), past[:, :, k].to(new))
+            out[:, :, k] = mean + std * new
+        return out
+
+    def _observed(self, operators: Sequence[Any]) -> dict[int, list[Piece]]:
+        before, observed = self._seen
+        same = len(before) == len(operators) and all(
+            a is b for a, b in zip(before, operators, strict=True)
+        )
+        if not same:
+            seen = any(operator is not None for operator in operators)
+            if seen and self.space is None:
+                raise DataError("r given observations needs to know where states live; give space")
+            observed = _by_channel(operators, self.space) if self.space is not None else {}
+            self._seen, self._kept = (list(operators), observed), {}
+        return observed
+
+    def _rows(
+        self, operators: Sequence[Any], pieces: list[Piece], channel: int, prior: Correlated
+    ) -> _Rows:
+        if channel not in self._kept:
+            assert self.space is not None
+            rows = _rows(operators, pieces, self.rep, self.space, channel, prior.time[0])
+            self._kept[channel] = rows.to(self.device)
+        return self._kept[channel]
+
+
+def _continuation(
+    rep: Representation, channel: int, past: int, hours: int
+) -> tuple[Tensor, Tensor]:
+    r"""The gain :math:`T_{fp} T_{pp}^{-1}`, with shape :math:`(L, P)`, and a root of what is left,
+    with shape :math:`(L, L)`."""
+    lag = np.arange(past + hours)
+    times = rep.in_time(channel, np.abs(lag[:, None] - lag))
+    across, within = times[past:, :past], times[:past, :past]
+    # Hours of a smooth r are nearly dependent, and known to single precision.
+    gain = np.linalg.solve(within + ROUNDING * np.eye(past), across.T).T
+    return torch.from_numpy(gain), root_of(times[past:, past:] - gain @ across.T)
+
+
 def draw_residual(
     operators: Sequence[Any],
     departure: Tensor,
     rep: Representation,
     space: StateSpace,
     noise: Noise,
+    **options: Any,
+) -> tuple[Tensor, Report]:
+    r"""Draws :math:`r \sim p(r \mid y, z)` once, see :meth:`ResidualSampler.draw`."""
+    sampler = ResidualSampler(rep, space, departure.device)
+    return sampler.draw(operators, departure, noise, **options)
+
+
+def continue_residual(
+    rep: Representation,
+    past: Tensor,
+    hours: int,
+    noise: Noise,
     *,
     channels: Sequence[int] | None = None,
-    tolerance: float = 1e-3,
-    iterations: int = 200,
-) -> tuple[Tensor, Report]:
-    r"""Draws :math:`r \sim p(r \mid y, z)`.
-
-    Arguments:
-        operators: The operators of consecutive hours, :py:`None` where nothing was seen.
-        departure: The whitened departures :math:`y - \mathcal{A}(D(z))` of members, one hour after
-            the other, with shape :math:`(M, N)`.
-        rep: The covariance of :math:`r`.
-        space: Where states live.
-        noise: Noise of the members, of which steps `(channel, 0)` and `(channel, 1)` are used.
-        channels: Which channels to draw, all by default. One at a time keeps memory small.
-        tolerance: The relative residual at which the solver stops.
-        iterations: The most iterations it does.
-
-    Returns:
-        The draws, standardized, to be added to :math:`D(z)`, with shape :math:`(M, L, C, H, W)`,
-        and a report.
-    """
-    check_channels(rep, space)
-    chosen = list(range(len(rep.channels)) if channels is None else channels)
-    count = sum(len(operator.rows) for operator in operators if operator is not None)
-    if departure.ndim != 2 or departure.shape[1] != count:
-        raise DataError(
-            f"found departures with shape {tuple(departure.shape)}, expected (members, {count}): "
-            "those of all hours, one after the other"
-        )
-    members, hours, device = len(departure), len(operators), departure.device
-    shape = (hours, *rep.grid.shape)
-    observed = _by_channel(operators, rep)
-    out = torch.empty(members, hours, len(chosen), *rep.grid.shape, device=device)
-    parts = [which for pieces in observed.values() for _, which, _ in pieces]
-    report = Report(unused=count - sum(map(len, parts)))
-    for k, c in enumerate(chosen):
-        std = torch.from_numpy(rep.std[c]).float().to(device)
-        if not bool(std.any()):
-            out[:, :, k] = 0.0
-            continue
-        prior = Correlated(rep, c, hours, device)
-        u = prior.color(noise(shape, c, 0).to(device))
-        if c in observed:
-            rows = _rows(operators, observed[c], rep, space, c, prior.time[0]).to(device)
-            perturbation = noise((len(rows.which),), c, 1).to(device)
-            b = departure[:, rows.which].float() + perturbation - rows.observe(u)
-
-            def product(v: Tensor, prior: Correlated = prior, rows: Any = rows) -> Tensor:
-                return v + rows.observe(prior.matmul(rows.adjoint(v, shape)))
-
-            v, steps, residual = conjugate_gradients(
-                product, b, rows.blocks.solve, tolerance, iterations
-            )
-            u = u + prior.matmul(rows.adjoint(v, shape))
-            report.used += len(rows.which)
-            report.iterations = max(report.iterations, steps)
-            report.residual = max(report.residual, residual)
-            report.channels.append(rep.channels[c].name)
-        out[:, :, k] = std * u
-    return out, report
+) -> Tensor:
+    r"""Draws :math:`r` of the next hours once, see :meth:`ResidualSampler.forward`."""
+    return ResidualSampler(rep, None, past.device).forward(past, hours, noise, channels=channels)
 
 
 # Where a channel was observed: the hour, which rows of its operator, which of all observations.
 Piece = tuple[int, NDArray[np.int64], NDArray[np.int64]]
 
 
-def _by_channel(operators: Sequence[Any], rep: Representation) -> dict[int, list[Piece]]:
+def _by_channel(operators: Sequence[Any], space: StateSpace) -> dict[int, list[Piece]]:
     r"""The observations of each channel that are of it alone."""
     found: dict[int, list[Piece]] = {}
     offset = 0
@@ -232,7 +327,7 @@ def _by_channel(operators: Sequence[Any], rep: Representation) -> dict[int, list
             continue
         kinds, keys = kinds_of(operator.rows)
         for kind, (name, level) in enumerate(keys):
-            shares = parts_of(rep, name, level)
+            shares = parts_of(space, name, level)
             if shares is not None and len(shares) == 1:
                 which = np.flatnonzero(kinds == kind)
                 found.setdefault(next(iter(shares)), []).append((t, which, which + offset))
@@ -255,7 +350,7 @@ def _rows(
     table = pd.concat([operators[t].rows[columns].iloc[which] for t, which, _ in pieces])
     error = np.concatenate([operators[t].error.double().cpu().numpy()[w] for t, w, _ in pieces])
     latitude, longitude = (table[name].to_numpy(np.float64) for name in columns[:2])
-    index, weight = footprint(rep, space, channel, latitude, longitude)
+    index, weight = corners(rep, space, channel, latitude, longitude)
     scale = (space.std[channel] / error)[:, None]
     weight = weight * scale * rep.std[channel].reshape(-1)[index]
     std = places_std(rep, space, channel, latitude, longitude) * scale[:, 0]
@@ -267,42 +362,3 @@ def _rows(
         blocks,
         torch.from_numpy(np.concatenate([every for _, _, every in pieces])),
     )
-
-
-def conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    b: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    tolerance: float = 1e-3,
-    iterations: int = 200,
-) -> tuple[Tensor, int, float]:
-    r"""Solves :math:`A v = b` for symmetric positive definite :math:`A`, a system a member.
-
-    Arguments:
-        product: The product with :math:`A`, of vectors :math:`(M, n)`.
-        b: The right-hand sides, with shape :math:`(M, n)`.
-        precondition: The product with an approximate inverse.
-        tolerance: The relative residual at which to stop.
-        iterations: The most iterations.
-
-    Returns:
-        The solutions, the number of iterations and the largest relative residual
-        :math:`\|b - A v\| / \|b\|`, computed anew.
-    """
-    size = torch.linalg.vector_norm(b, dim=1, keepdim=True).clamp(min=1e-30)
-    v, r = torch.zeros_like(b), b
-    p = s = precondition(r)
-    rs = (r * s).sum(1, keepdim=True)
-    steps = 0
-    while steps < iterations and bool(
-        (torch.linalg.vector_norm(r, dim=1) > tolerance * size[:, 0]).any()
-    ):
-        q = product(p)
-        alpha = rs / (p * q).sum(1, keepdim=True).clamp(min=1e-30)
-        v, r = v + alpha * p, r - alpha * q
-        s = precondition(r)
-        rs, before = (r * s).sum(1, keepdim=True), rs
-        p = s + rs / before.clamp(min=1e-30) * p
-        steps += 1
-    residual = torch.linalg.vector_norm(b - product(v), dim=1, keepdim=True) / size
-    return v, steps, float(residual.max())

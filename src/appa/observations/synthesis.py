@@ -11,9 +11,9 @@ selects the grid points in a swath. The noise is really added, and :math:`\sigma
 the error, in the variable's unit. It is not clipped: a dry gauge may read a little below zero.
 A derived observable is computed from the truth at its place, and has a :math:`\sigma` of its own.
 
-Each hour, variable and level has a random stream of its own, derived from the seed. An
-observation is the same whichever other hours or variables are observed with it, and in whatever
-order.
+Each hour, variable and level has noise of its own, derived from the seed, and in it each grid point
+by its place and each station by its code. An observation is the same whichever other hours,
+variables or stations are observed with it, and in whatever order.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from ..data.variables import STATIC, VARIABLES
 from ..errors import DataError
@@ -55,15 +56,36 @@ COLUMNS = (
 STATION, SWATH = 0, 1
 
 
-def stream(seed: int, time: np.datetime64, kind: int, variable: str, level: int = 0):
-    r"""The random stream of one variable and level in one hour."""
+def stream(
+    seed: int, time: np.datetime64, kind: int, variable: str, level: int = 0
+) -> np.random.SeedSequence:
+    r"""What the noise of one variable and level in one hour is derived from."""
     hour = int(time.astype("datetime64[h]").astype(np.int64)) % 2**64  # before 1970 too
     if variable in VARIABLES:
         number = list(VARIABLES).index(variable)
     else:
         number = len(VARIABLES) + int(2**32 * share_of(variable))
     key = (kind, number, level)
-    return np.random.default_rng(np.random.SeedSequence([seed, hour], spawn_key=key))
+    return np.random.SeedSequence([seed, hour], spawn_key=key)
+
+
+def station_noise(source: np.random.SeedSequence, codes: NDArray) -> NDArray:
+    r"""Standard normal noise of stations, each by its code alone, with shape :math:`(n)`.
+
+    A generator a station would be slow. The hash of its code and the stream's two words go through
+    the finalizer of SplitMix64, twice, to a uniform number and the normal quantile of it.
+
+    Arguments:
+        source: The stream.
+        codes: Hashes of the stations' codes, whole numbers with shape :math:`(n)`.
+    """
+    x = codes.astype(np.uint64)
+    for word in source.generate_state(2, np.uint64):
+        x = x + word  # modulo 2⁶⁴
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return ndtri(((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53)
 
 
 def deviation(statistics: xr.Dataset, variable: str, levels: NDArray | None = None) -> NDArray:
@@ -185,6 +207,7 @@ def observe_stations(
 
     observables = select(ds, network.variables)
     errors = {o.name: float(error(statistics, network, o.name)[0]) for o in observables}
+    hashes = np.array([int(2**53 * share_of("noise", c)) for c in codes], dtype=np.uint64)
     parts: list[pd.DataFrame] = []
 
     with progress(ds.sizes["time"], "stations", unit="hours") as bar:
@@ -202,7 +225,7 @@ def observe_stations(
                         f"{o.name!r} is NaN at {time} near {codes[~seen][0]!r}; "
                         "appa data check lists such hours"
                     )
-                noise = stream(seed, time, STATION, o.name).standard_normal(len(listed))
+                noise = station_noise(stream(seed, time, STATION, o.name), hashes)
                 value = value + errors[o.name] * noise
                 if o.period is not None:
                     value %= o.period
@@ -271,7 +294,8 @@ def observe_swath(
                         truth = evaluate(hour, o.name, 0, places, level).reshape(grid.shape)[seen]
                     # Drawn for the whole grid, so that noise at a point doesn't depend on
                     # what else is in view.
-                    random = stream(seed, time, SWATH, o.name, int(level or 0))
+                    source = stream(seed, time, SWATH, o.name, int(level or 0))
+                    random = np.random.default_rng(source)
                     noise = random.standard_normal(grid.shape, dtype=np.float32)
                     sigma = 1 / np.sqrt(precision[seen])
                     value = truth + sigma * noise[seen]

@@ -37,10 +37,10 @@ from ..data.grids import Grid
 from ..diffusion.sequential import schedule
 from ..diffusion.trajectory import padded_length
 from ..errors import DataError
-from .assimilation import affordable
 from .fields import decode_batch, decode_bytes, fields
 from .measuring import measure
 from .model import Model
+from .runs import affordable
 from .settings import Settings
 
 __all__ = ["Passes", "Plan", "coverage", "passes", "plan", "seen_hours"]

@@ -1,0 +1,93 @@
+r"""Covariances of observations that fall apart into blocks, one for each place's hours."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["Blocks"]
+
+Array = NDArray[np.float64]
+
+
+class Blocks:
+    r"""The matrix :math:`I + S K S`, block by block.
+
+    Arguments:
+        group: Which observations share a block, as whole numbers, with shape :math:`(N)`.
+        hour: Their hours, with shape :math:`(N)`.
+        std: The diagonal of :math:`S`, with shape :math:`(N)`.
+        kind: Which row of the table is theirs, with shape :math:`(N)`.
+        table: Correlations at lags of 0, 1, … hours, with shape :math:`(*, T)`.
+    """
+
+    def __init__(
+        self,
+        group: NDArray[np.int64],
+        hour: NDArray[np.int64],
+        std: Array,
+        kind: NDArray[np.int64],
+        table: Array,
+    ):
+        self.variance = torch.from_numpy(1 + std**2).float()
+        self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n) and matrices (G, n, n)
+        self._factors: list[Tensor] | None = None
+        order = np.argsort(group, kind="stable")
+        start = np.flatnonzero(np.diff(group[order], prepend=-1)) if len(group) else order
+        size = np.diff(start, append=len(group))
+        for n in np.unique(size[size > 1]):
+            rows = order[start[size == n][:, None] + np.arange(n)]
+            lag = np.abs(hour[rows][:, :, None] - hour[rows][:, None])
+            matrix = table[kind[rows][:, :1, None], lag].astype(np.float64)
+            matrix = std[rows][:, :, None] * matrix * std[rows][:, None] + np.eye(n)
+            self.blocks.append((torch.from_numpy(rows), torch.from_numpy(matrix).float()))
+
+    def to(self, device: torch.device | str) -> Blocks:
+        r"""Moves it, and returns it."""
+        self.variance = self.variance.to(device)
+        self.blocks = [(rows.to(device), matrix.to(device)) for rows, matrix in self.blocks]
+        if self._factors is not None:
+            self._factors = [factor.to(device) for factor in self._factors]
+        return self
+
+    @property
+    def factors(self) -> list[Tensor]:
+        r"""Cholesky factors of the blocks."""
+        if self._factors is None:
+            # in double precision where it is, which may not be where the blocks are
+            self._factors = [
+                torch.linalg.cholesky(matrix.cpu().double()).to(matrix) for _, matrix in self.blocks
+            ]
+        return self._factors
+
+    def matmul(self, v: Tensor) -> Tensor:
+        r"""The product with vectors :math:`(*, N)`."""
+        out = v * self.variance.to(v.dtype)
+        for rows, matrix in self.blocks:
+            out[..., rows] = _product(matrix.to(v.dtype), v[..., rows])
+        return out
+
+    def color(self, eps: Tensor) -> Tensor:
+        r"""Vectors with this covariance, of standard normal ones :math:`(*, N)`."""
+        out = eps * self.variance.to(eps.dtype).sqrt()
+        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+            out[..., rows] = _product(factor.to(eps.dtype), eps[..., rows])
+        return out
+
+    def solve(self, v: Tensor) -> Tensor:
+        r"""The product of the inverse with vectors :math:`(*, N)`."""
+        out = v / self.variance.to(v.dtype)
+        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+            part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
+            part = torch.cholesky_solve(part, factor.to(v.dtype))
+            out[..., rows] = part.permute(2, 0, 1).reshape(*v.shape[:-1], *rows.shape)
+        return out
+
+
+def _product(matrix: Tensor, v: Tensor) -> Tensor:
+    # A batch of tiny matrices is faster as a sum than as matrix products.
+    if matrix.shape[-1] <= 4:
+        return (matrix * v.unsqueeze(-2)).sum(-1)
+    return torch.einsum("gij,...gj->...gi", matrix, v)

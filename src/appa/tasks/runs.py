@@ -1,0 +1,319 @@
+r"""Runs: members are drawn a few at a time, decoded and given out.
+
+Where there is a place to write to, steps are kept beside it, and a run that is killed goes on at
+its last. On a CPU members may be drawn by several processes: they are independent of each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..costs import decoder_convolutions
+from ..errors import DataError
+from ..progress import progress
+from .ensembles import EnsembleArrays, provenance
+from .fields import free_memory
+from .folders import digest
+from .model import Model
+from .output import EnsembleWriter
+from .posterior import Posterior
+from .resuming import RunState
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Run", "affordable"]
+
+ENOUGH = 0.1  # the relative residual of a solve above which a user is told
+
+
+class Run:
+    r"""A run.
+
+    Arguments:
+        model: The model.
+        posterior: What is drawn from.
+        task: Its name.
+        members: The number of members.
+        seed: The seed.
+        observations: The observations, if any.
+        batch: The number of members drawn at once, by default as many as memory allows.
+        workers: The number of processes that draw.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        posterior: Posterior,
+        task: str,
+        members: int,
+        seed: int,
+        observations: Any,
+        batch: int | None,
+        workers: int,
+    ):
+        for name, value, least in (
+            ("members", members, 1),
+            ("seed", seed, 0),
+            ("workers", workers, 1),
+        ):
+            if value < least:
+                raise DataError(f"found {name}={value}, expected {least} or more")
+        if workers > 1 and model.device.type != "cpu":
+            raise DataError(
+                f"found workers={workers}, but the model is on {model.device}, which one process "
+                "fills; several are for CPUs"
+            )
+        self.model, self.posterior, self.members, self.seed = model, posterior, members, seed
+        self.batch, self.workers = batch, workers
+        self.attrs = provenance(
+            model,
+            task,
+            seed=seed,
+            settings=posterior.settings.model_dump(),
+            observations=observations,
+        )
+
+    def __call__(self, hours: slice, out: str | Path | None, options: dict[str, Any]) -> xr.Dataset:
+        r"""
+        Arguments:
+            hours: Which hours of the posterior are given out.
+            out: Where to.
+            options: What of them, see :class:`~appa.tasks.ensembles.Ensemble`.
+        """
+        times = self.posterior.times[hours]
+        steps = self.posterior.windows * self.posterior.sampler.steps
+        with ExitStack() as stack:
+            keeper, folder, key = None, None, self._key()
+            arguments = (self.model, times, self.members)
+            if out is None:
+                ensemble = EnsembleArrays(
+                    *arguments, attrs=self.attrs, **({"latents": True} | options)
+                )
+            else:
+                folder = Path(f"{out}.run")
+                ensemble = stack.enter_context(
+                    EnsembleWriter(out, *arguments, attrs=self.attrs, **options)
+                )
+                keeper = stack.enter_context(RunState(folder, key))
+            batch = self._batch(keeper)
+            chunks = [range(i, min(i + batch, self.members)) for i in range(0, self.members, batch)]
+            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
+            parts = []
+            for chunk in chunks:
+                if isinstance(ensemble, EnsembleWriter) and ensemble.written(
+                    list(chunk), slice(None)
+                ):
+                    bar.advance(steps)
+                else:
+                    parts.append(Part(chunk, self.seed, hours))
+            residual, products = 0.0, 0
+            if self.workers == 1 or len(parts) < 2:
+                drawn = (part.draw(self.posterior, bar.advance, keeper) for part in parts)
+            else:
+                drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
+            for part, result in zip(parts, drawn, strict=True):
+                ensemble.write(list(part.members), slice(None), result.z, result.residual)
+                if keeper is not None:
+                    keeper.done(part.name)
+                residual = max(residual, result.solver_residual)
+                products += result.solver_products
+            self._tell(residual)
+            ensemble.attrs |= {"solver_residual": residual, "solver_products": products}
+            finished = ensemble.finish()
+            if keeper is not None:
+                keeper.remove()
+        if out is None:
+            return finished  # type: ignore[return-value]
+        import xarray as xr
+
+        path = Path(out)
+        return xr.open_dataset(path, chunks={}) if path.suffix == ".nc" else xr.open_zarr(path)
+
+    def _key(self) -> dict[str, Any]:
+        r"""What determines the answer."""
+        rep = self.posterior.representation
+        return {
+            **{k: v for k, v in self.attrs.items() if k not in ("model", "source")},
+            "period": [str(t) for t in self.posterior.times[[0, -1]]],
+            "members": self.members,
+            "past": hashed(self.posterior.known),
+            "statistics": hashed(self.model.statistics),
+            "representation": hashed(None if rep is None else rep.dataset),
+        }
+
+    def _batch(self, keeper: RunState | None) -> int:
+        r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
+        kept = keeper.load("batch") if keeper else None
+        seen = sum(op is not None for op in self.posterior.operators)
+        most, self.posterior.at_once = affordable(
+            self.model, min(self.posterior.window, seen), self.workers
+        )
+        if self.batch is None and kept is not None:
+            return int(kept["members"])
+        batch = min(-(-self.members // self.workers), self.batch or most)
+        if keeper is not None:
+            keeper.done("batch", {"members": torch.tensor(batch)})
+        return batch
+
+    def _tell(self, residual: float) -> None:
+        guidance = self.posterior.guidance
+        if guidance.tolerance and residual > max(ENOUGH, 2 * guidance.tolerance):
+            warnings.warn(
+                f"a linear system was left with a residual of {residual:.2g} of its right-hand "
+                f"side after {guidance.iterations} iterations; observations may fit less well than "
+                "they should: allow more iterations",
+                stacklevel=5,
+            )
+
+
+class Drawn(NamedTuple):
+    r"""What was drawn: latents and residuals of the hours that are given out, and how it went."""
+
+    z: Tensor
+    residual: Tensor | None
+    solver_residual: float
+    solver_products: int
+
+
+class Part(NamedTuple):
+    r"""Members that are drawn together."""
+
+    members: range
+    seed: int
+    hours: slice
+
+    @property
+    def name(self) -> str:
+        return f"members-{self.members[0]}-{self.members[-1]}"
+
+    def draw(
+        self, posterior: Posterior, advance: Callable[[], None], keeper: RunState | None
+    ) -> Drawn:
+        r"""Draws them."""
+        guidance = posterior.guidance
+        guidance.residual, guidance.products = 0.0, 0
+        z = posterior.draw(
+            self.members,
+            self.seed,
+            batch=len(self.members),
+            advance=advance,
+            keeper=keeper,
+            name=self.name,
+        )
+        r = posterior.residual(z, self.members, self.seed)
+        r = None if r is None else r[:, self.hours]
+        return Drawn(z[:, self.hours], r, guidance.residual, guidance.products)
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def apart(
+    posterior: Posterior,
+    parts: list[Part],
+    workers: int,
+    advance: Callable[[], None],
+    folder: Path | None,
+    key: dict[str, Any],
+) -> Iterator[Drawn]:
+    r"""Draws parts in processes of their own, each with its share of the threads, and gives them in
+    order."""
+    # not forked: threads and libraries that are running would be in an unknown state
+    context = multiprocessing.get_context("spawn")
+    steps: Any = context.Queue()
+    threads = max(1, torch.get_num_threads() // workers)
+    pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
+    try:
+        futures = [
+            pool.submit(work, part, None if folder is None else folder / part.name, key)
+            for part in parts
+        ]
+        for future in futures:
+            while not future.done():
+                wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
+                drain(steps, advance)
+            yield future.result()
+        drain(steps, advance)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def drain(steps: Any, advance: Callable[[], None]) -> None:
+    r"""Advances by the steps that processes have told of."""
+    while True:
+        try:
+            steps.get_nowait()
+        except queue.Empty:
+            return
+        advance()
+
+
+_here: dict[str, Any] = {}  # of a process that draws: what it draws from, and where it tells
+
+
+def begin(posterior: Posterior, steps: Any, threads: int) -> None:
+    r"""Begins a process."""
+    torch.set_num_threads(threads)
+    _here.update(posterior=posterior, steps=steps)
+
+
+def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
+    r"""Draws a part in a process."""
+    with ExitStack() as stack:
+        keeper = None if folder is None else stack.enter_context(RunState(folder, key))
+        drawn = part.draw(_here["posterior"], lambda: _here["steps"].put(1), keeper)
+        if keeper is not None:
+            keeper.done(part.name)
+        return drawn
+
+
+# ---------------------------------------------------------------- what it takes
+
+
+def affordable(model: Model, observed: int, workers: int = 1) -> tuple[int, int | None]:
+    r"""The number of members whose windows fit in memory at once, and of hours that are decoded at
+    once if not even one member's do.
+
+    Guidance keeps what the decoder computes for each observed hour: after each convolution,
+    normalization and activation, and once more for products with its Jacobian; and what the
+    transformer computes, some twenty numbers for each channel of a token in each block.
+
+    Arguments:
+        model: The model.
+        observed: The number of hours of a window that are observed.
+        workers: The number of processes that share the memory.
+    """
+    config = model.config
+    hour = 2 * 3 * 4 * sum(d * pixels for _, d, pixels in decoder_convolutions(config))
+    window = 20 * 4 * config.tokens * config.denoiser.width * config.denoiser.blocks
+    if model.device.type == "cuda":
+        free = torch.cuda.mem_get_info(model.device)[0]
+    else:
+        free = free_memory()
+    most = int(0.6 * free) // workers
+    members = most // (window + observed * hour)
+    if members or not observed:
+        return max(1, members), None
+    return 1, max(1, (most - window) // hour)
+
+
+def hashed(data: Tensor | xr.Dataset | None) -> str | None:
+    r"""A hash of a forecast's past, or of what is known of states."""
+    if data is None:
+        return None
+    if not isinstance(data, Tensor):
+        numbers = {str(k): v.values for k, v in data.variables.items() if v.dtype.kind in "fiub"}
+        return digest({k: torch.from_numpy(v.astype(np.float32)) for k, v in numbers.items()})
+    return digest({"known": data})
