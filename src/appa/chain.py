@@ -12,7 +12,6 @@ without a model of what comes next:
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 
 from .demo import CHANNELS, Day
 from .errors import DataError, StoreError
+from .machine import cores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def run(
     out = {name: directory / f"{name}.zarr" for name in ("analysis", "forecast")}
     times = truth["time"].values
     hours, ahead = day.truth.sizes["time"], len(times) - day.truth.sizes["time"]
-    workers = min(members, len(os.sched_getaffinity(0)) if model.device.type == "cpu" else 1)
+    workers = min(members, cores() if model.device.type == "cpu" else 1)
     common: dict[str, Any] = {
         "members": members,
         "seed": seed,

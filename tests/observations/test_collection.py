@@ -7,7 +7,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appa.data.grids import Grid
+from appa.data.grids import Grid, same_places
 from appa.errors import DataError
 from appa.observations.checks import BACKGROUND
 from appa.observations.collection import Observations
@@ -217,3 +217,14 @@ def test_empty():
     assert none.hours.size == 0
     assert "0 observations" in repr(none)
     assert none.summary().empty
+
+
+def test_rounded_coordinates_are_the_same_places():
+    grid = Grid("gaussian", 48, 96)
+    ds = xr.Dataset(coords={"latitude": grid.latitude.round(2), "longitude": grid.longitude})
+    assert same_places(ds, grid)
+    assert same_places(grid, grid)
+    assert not same_places(ds.isel(longitude=slice(95)), grid)
+    assert not same_places(ds.isel(latitude=slice(None, None, -1)), grid)
+    assert not same_places(ds.assign_coords(longitude=grid.longitude + 0.05), grid)
+    assert not same_places(ds, Grid("equiangular-cells", 48, 96))

@@ -36,9 +36,9 @@ def setting(std=0.1, length=1500.0, state=0.0, cross=None, correlation=MEMORY[:1
 
 
 def stations(hours: int, seed: int = 0) -> list:
-    r"""Rows of five stations that miss some hours, and of a place seen once."""
+    r"""Rows of five stations far apart that miss some hours, and of a place seen once."""
     rng = np.random.default_rng(seed)
-    latitude, longitude = rng.uniform(-70, 70, 5), rng.uniform(0, 360, 5)
+    latitude, longitude = (41, -30, 35, -41, 5), (12, 80, 152, 220, 300)
     rows = [
         (t, name, np.nan, latitude[k], longitude[k], 0.02 if name == T2M else 0.1)
         for t in range(hours)
@@ -115,8 +115,15 @@ def test_fields_and_stations_together():
     off = matrix - np.diag(np.diag(matrix))
     assert (off != 0).sum() == 2 + 3 * 2  # one point, and the pairs of the station's hours
     field = np.concatenate([o.rows["gridded"].to_numpy() for o in operators])
-    assert np.diag(matrix)[field] == pytest.approx(1 + s**2)
-    assert off[np.ix_(field, field)].max() == pytest.approx(s**2 * 0.5**2, rel=1e-3)
+    # neighbours on the grid count by the squares of their correlations
+    squares = dense_space(rep, 1) ** 2
+    factor = [squares[np.ix_(now, now)].sum(1) for now in seen.reshape(3, -1)]
+    found = (np.diag(matrix)[field] - 1) / s**2
+    assert found == pytest.approx(np.concatenate(factor), abs=0.01)
+    assert found.min() > 1.2
+    first, second = (f[k] for f, k in ((factor[0], 7), (factor[2], 0)))  # of (3, 4)
+    expected = s**2 * np.sqrt(first * second) * 0.5**2
+    assert off[np.ix_(field, field)].max() == pytest.approx(expected, rel=0.01)
     assert not off[np.ix_(field, ~field)].any()
 
 
@@ -137,6 +144,107 @@ def test_two_reports_of_one_hour_share_what_is_not_expressed():
     s = np.array([0.1 * SD / 0.1, 0.1 * SD / 0.2])
     expected = np.eye(2) + np.outer(s, s)
     assert cov_y(torch.eye(2)).numpy() == pytest.approx(expected, rel=1e-4)
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+def crowd(rows, length=1500.0, cross=None, representation="temporal", **names) -> np.ndarray:
+    r"""By how much the variance of r at rows is inflated."""
+    space, rep = setting(length=length, cross=cross, **names)
+    operators = compiled(space, 1 + max(t for t, *_ in rows), rows)
+    cov_y = WindowCovariance(operators, rep, space, representation)
+    std = [rows_std(rep, o.rows, space, operator=o) for o in operators if o is not None]
+    return (cov_y.variance.double().numpy() - 1) / np.concatenate(std) ** 2
+
+
+def test_what_stands_alone_is_left_alone():
+    places = [(25.0, 12.3), (-15.0, 100.0), (89.0, 150.0), (-35.0, 200.0)]
+    for name in (T2M, V10):
+        found = crowd([(t, name, np.nan, *place, 0.1) for t in (0, 1) for place in places])
+        assert found == pytest.approx(1.0, abs=1e-5)
+    # nor are those of other variables, and of other hours, neighbours
+    here = (20.0, 33.0, 0.1)
+    found = crowd([(0, T2M, np.nan, *here), (0, U10, np.nan, *here), (1, V10, np.nan, *here)])
+    assert found == pytest.approx(1.0, abs=1e-5)
+
+
+def test_stations_close_to_each_other_are_one():
+    places = [(10.0 + k / 100, 33.0) for k in range(5)]
+    rows = [(0, T2M, np.nan, *place, 0.1) for place in places]
+    assert crowd(rows) == pytest.approx(5.0, rel=1e-2)
+    # reports of one place have a block, which knows
+    same = [(0, T2M, np.nan, *places[0], error) for error in (0.1, 0.2)]
+    assert crowd(same) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_levels_of_a_profile():
+    levels = (500, 600, 700, 850)
+    cross = 0.8 ** np.abs(np.subtract.outer(range(4), range(4)))
+    names = {"atmospheric": ("temperature",), "levels": levels}
+    rows = [(0, "temperature", level, 21.0, 33.0, 0.1) for level in levels]
+    assert crowd(rows, cross=cross, **names) == pytest.approx((cross**2).sum(1), rel=1e-4)
+    one = [(0, "temperature", 640.0, 21.0, 33.0, 0.1)]  # between two
+    assert crowd(one, cross=cross, **names) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_derived_observables_have_neighbours_too():
+    rows = [(0, "10m_wind_speed", np.nan, lat, 33.0, 0.1) for lat in (10.0, 10.01)]
+    assert crowd(rows) == pytest.approx(2.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 2.0])
+def test_latents_under_a_swath(length):
+    r"""Nine by nine points on five levels: the spread of latents is 0.90 and 0.96 of their error
+    where r's length is one and two rows; it is 0.48 and 0.36 if neighbours do not count."""
+    grid, levels = Grid("gaussian", 32, 64), (500, 600, 700, 850, 925)
+    row = np.pi * 6371 / 32
+    space = make_space(grid, (), ("temperature",), levels, std=SD)
+    apart = np.abs(np.subtract.outer(range(5), range(5)))
+    cross = (0.7 if length > 0.5 else 0.0) ** apart
+    rep = Representation.of(
+        grid, space.standardizer.channels, 0.1, MEMORY[:1], length * row, cross=cross
+    )
+    i, j = (k.ravel() for k in np.meshgrid(np.arange(10, 19), np.arange(7, 16), indexing="ij"))
+    rows = [
+        (0, "temperature", level, grid.latitude[a], grid.longitude[b], 0.1)
+        for level in levels
+        for a, b in zip(i, j, strict=True)
+    ]
+    operators = compiled(space, 1, rows)
+    table = operators[0].rows
+    level = table["level"].map({p: k for k, p in enumerate(levels)}).to_numpy()
+    point = [
+        64 * int(np.argmin(abs(grid.latitude - a))) + int(np.argmin(abs(grid.longitude - b)))
+        for a, b in zip(table["latitude"], table["longitude"], strict=True)
+    ]
+    # in units of the observations' errors; latents vary over four rows, and over levels
+    s = 0.1 * SD / 0.1
+    r = (
+        np.eye(len(rows))
+        + s**2 * dense_space(rep, 0)[np.ix_(point, point)] * cross[level][:, level]
+    )
+    latitude, longitude = np.radians(table["latitude"]), np.radians(table["longitude"])
+    p = np.stack(
+        [np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude)], axis=-1
+    )
+    p = np.concatenate([p, np.sin(latitude).to_numpy()[:, None]], axis=1)
+    chord = 6371 * np.linalg.norm(p[:, None] - p, axis=-1)
+    c = (3 * s) ** 2 * np.exp(-((chord / (4 * row)) ** 2) / 2) * (0.95**apart)[level][:, level]
+
+    def ratio(variance):
+        gain = c @ np.linalg.inv(c + np.diag(variance))
+        left = np.eye(len(c)) - gain
+        error = left @ c @ left.T + gain @ r @ gain.T
+        return np.sqrt(np.trace(c - gain @ c) / np.trace(error))
+
+    with_neighbours = ratio(WindowCovariance(operators, rep, space).variance.double().numpy())
+    without = ratio(np.full(len(c), 1 + s**2))
+    assert with_neighbours == pytest.approx(1.0, abs=0.12)
+    if length > 0.5:
+        assert without < 0.5
+    else:
+        assert with_neighbours == pytest.approx(without, abs=1e-4)
 
 
 # ---------------------------------------------------------------- standard deviations

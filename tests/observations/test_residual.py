@@ -10,8 +10,8 @@ from scipy.special import eval_legendre
 from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
-from appa.observations.representation import Representation, estimate
 from appa.observations.harmonics import Correlated, Harmonics
+from appa.observations.representation import Representation, estimate
 from appa.observations.residual import (
     ResidualSampler,
     continue_residual,

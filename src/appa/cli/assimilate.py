@@ -37,6 +37,9 @@ DeviceOption = Annotated[
 BatchOption = Annotated[
     int | None, typer.Option(min=1, help="Members drawn at once; by default what memory allows.")
 ]
+WorkersOption = Annotated[
+    int, typer.Option(min=1, help="Processes that draw, on a CPU: as many as it has cores.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +63,7 @@ def reanalysis(
     seed: SeedOption = 0,
     device: DeviceOption = None,
     batch: BatchOption = None,
+    workers: WorkersOption = 1,
 ) -> None:
     """Draw an ensemble of trajectories that agree with observations.
 
@@ -84,6 +88,7 @@ def reanalysis(
             settings=chosen,
             out=out,
             batch=batch,
+            workers=workers,
             **given,
         )
     _tell(out, ds)
@@ -106,6 +111,7 @@ def filtering(
     ] = None,
     device: DeviceOption = None,
     batch: BatchOption = None,
+    workers: WorkersOption = 1,
 ) -> None:
     """Draw the last state of a period, given the observations up to it.
 
@@ -141,6 +147,7 @@ def filtering(
                 settings=chosen,
                 out=place,
                 batch=batch,
+                workers=workers,
                 **given,
             )
     if window_out is not None:
@@ -174,6 +181,7 @@ def forecast(
     seed: SeedOption = 0,
     device: DeviceOption = None,
     batch: BatchOption = None,
+    workers: WorkersOption = 1,
 ) -> None:
     """Draw what comes after an analysis, or after given states.
 
@@ -198,6 +206,7 @@ def forecast(
             settings=settings_of(loaded, settings),
             out=out,
             batch=batch,
+            workers=workers,
             all_at_once=all_at_once,
             **given,
         )

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AppaError, StoreError, nearest
+from ..machine import cores
 from ..progress import progress
 from .grids import Grid
 from .reduction import connect
@@ -242,9 +243,8 @@ def _workers(selection: Selection) -> int:
     # A shard and two copies while it is encoded; an hour of the source and its rearranged copy.
     need = 4 * (3 * hours * selection.largest + 2 * chunk)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # Reading over a network is mostly waiting: two threads a core.
-    return int(np.clip(memory / 2 // need, 1, min(8, 2 * (cores or 1))))
+    return int(np.clip(memory / 2 // need, 1, min(8, 2 * cores())))
 
 
 def _check_room(path: Path, size: float) -> None:

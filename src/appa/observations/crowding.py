@@ -33,7 +33,7 @@ from .representation import Representation
 
 __all__ = ["Layer", "crowding", "kernel", "neighbours"]
 
-NEGLIGIBLE = 0.1  # the correlation, whose square is
+NEGLIGIBLE = 0.05  # the correlation, whose square is
 LENGTHS = 4.0  # as far as neighbours are looked for
 NUMBERS = 1 << 24  # at a time
 
@@ -121,8 +121,9 @@ def crowding(
         shares[k, layer.row] = layer.share
     for k in range(len(layers)):
         alone += shares[k] * itself[k] * (together[k] @ shares)
-    step = max(NUMBERS // (points * len(layers)), 1)
-    for start in range(0, int(hour.max(initial=-1)) + 1, step):
+    hours = int(hour.max(initial=0)) + 1
+    step = min(max(NUMBERS // (points * len(layers)), 1), hours)
+    for start in range(0, hours, step):
         now = (hour >= start) & (hour < start + step)
         if not now.any():
             continue

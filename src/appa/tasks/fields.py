@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +17,11 @@ from torch import Tensor
 from ..costs import decoder_convolutions
 from ..data.variables import VARIABLES
 from ..errors import DataError, nearest
+from ..machine import free_memory
 from .folders import ModelError
 from .model import Model
 
-__all__ = ["NONNEGATIVE", "Field", "decode_batch", "decode_bytes", "fields", "free_memory"]
+__all__ = ["NONNEGATIVE", "Field", "decode_batch", "decode_bytes", "fields"]
 
 NONNEGATIVE = ("total_precipitation", "specific_humidity")
 
@@ -115,19 +115,5 @@ def decode_bytes(model: Model) -> int:
 
 def decode_batch(model: Model, share: float = 0.25, most: int = 32) -> int:
     r"""How many states may be decoded at once, within a share of the memory that is free."""
-    if model.device.type == "cuda":
-        free = torch.cuda.mem_get_info(model.device)[0]
-    else:
-        free = free_memory()
+    free = free_memory(model.device)
     return max(1, min(most, int(share * free) // decode_bytes(model)))
-
-
-def free_memory() -> int:
-    r"""The bytes of memory that processes may still take."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return 4 * 2**30  # a system that does not say

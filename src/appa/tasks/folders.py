@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -37,6 +36,7 @@ from torch import Tensor, nn
 from ..config import Config, load_config
 from ..data import netcdf
 from ..data import statistics as state_statistics
+from ..data.grids import same_places
 from ..data.states import undefined
 from ..data.variables import STATIC
 from ..errors import AppaError, DataError
@@ -108,10 +108,7 @@ def check_grid(store: xr.Dataset, config: Config) -> None:
             f"the store has {store.sizes['member']} members; take one, e.g. ds.isel(member=0)"
         )
     grid, shape = config.grid, (store.sizes["latitude"], store.sizes["longitude"])
-    if shape != grid.shape or not (
-        np.allclose(store["latitude"], grid.latitude, atol=1e-3)
-        and np.allclose(store["longitude"], grid.longitude, atol=1e-3)
-    ):
+    if not same_places(store, grid):
         (h, w), kind = grid.shape, grid.kind
         first = ", ".join(f"{x:.2f}°" for x in store["latitude"].values[:2])
         raise DataError(

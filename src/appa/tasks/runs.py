@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..costs import decoder_convolutions
 from ..errors import DataError
+from ..machine import free_memory
 from ..progress import progress
 from .ensembles import EnsembleArrays, provenance
-from .fields import free_memory
 from .folders import digest
 from .model import Model
 from .output import EnsembleWriter
@@ -298,11 +298,7 @@ def affordable(model: Model, observed: int, workers: int = 1) -> tuple[int, int 
     config = model.config
     hour = 2 * 3 * 4 * sum(d * pixels for _, d, pixels in decoder_convolutions(config))
     window = 20 * 4 * config.tokens * config.denoiser.width * config.denoiser.blocks
-    if model.device.type == "cuda":
-        free = torch.cuda.mem_get_info(model.device)[0]
-    else:
-        free = free_memory()
-    most = int(0.6 * free) // workers
+    most = int(0.6 * free_memory(model.device)) // workers
     members = most // (window + observed * hour)
     if members or not observed:
         return max(1, members), None
