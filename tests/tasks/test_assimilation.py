@@ -18,6 +18,9 @@ import appa.tasks.assimilation as assimilation
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
+from appa.observations.operators import StateSpace, compile_observations
+from appa.observations.reading import read_observations
+from appa.observations.representation import Representation
 from appa.tasks.analyses import past_latents
 from appa.tasks.loading import load
 from appa.tasks.model import Model
@@ -323,3 +326,82 @@ def test_two_processes_draw_what_one_does(model, tmp_path):
     same(alone, apart.load(), 1e-4)
     assert apart.attrs["solver_products"] == alone.attrs["solver_products"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]
+
+
+# ---------------------------------------------------------------- what the decoder cannot express
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory) -> Model:
+    r"""The small model, which knows that its decoder lacks something that lasts."""
+    folder = tmp_path_factory.mktemp("knowing") / "model"
+    folder.mkdir()
+    small.write_model(folder, denoiser=True)
+    made = load(folder)
+    assert made.standardizer is not None
+    rep = Representation.of(
+        made.grid,
+        made.standardizer.channels,
+        std=0.3,
+        correlation=np.exp(-np.arange(24) / 30),
+        length=1500.0,
+    )
+    rep.save(folder / "representation.nc")
+    return load(folder)
+
+
+def residual_of(model: Model, ds: xr.Dataset) -> np.ndarray:
+    r"""What was added to decoded states, in standard deviations."""
+    z = torch.from_numpy(ds["latents"].values)
+    with torch.no_grad():
+        decoded = model.decode(z)
+    names = ["2m_temperature", "temperature"]  # SST is undefined over land
+    x = model.standardizer.to_tensor(ds.drop_vars("latents"))  # type: ignore[union-attr]
+    keep = [k for k, c in enumerate(model.standardizer.channels) if c.variable in names]  # type: ignore[union-attr]
+    return (x - decoded)[:, :, keep].numpy()
+
+
+def test_residuals_are_drawn_with_and_without_observations(knowing):
+    options = {"members": 4, "seed": 1, **STEPS}
+    for seen in (stations(), None):
+        a = knowing.reanalysis(seen, START, 4, **options)
+        r = residual_of(knowing, a)
+        # with stations they are also what an untrained decoder misses them by
+        assert 0.2 < r.std() < (0.4 if seen is None else 1.0)
+        # they last, as they are said to: 0.97 from hour to hour
+        assert 0.9 < np.corrcoef(r[:, 0].ravel(), r[:, 1].ravel())[0, 1] < 1.0
+    off = knowing.reanalysis(stations(), START, 4, residual=False, **options)
+    assert np.abs(residual_of(knowing, off)).max() < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_analyses_fit_their_stations(knowing, mode):
+    r"""Decoded latents miss them by what the decoder lacks; with it, by their errors."""
+    table = stations(7, error=0.05)
+    options = {"members": 4, "steps": 12, "iterations": 60, "mode": mode, "seed": 1}
+    misfits = []
+    for residual in (True, False):
+        a = knowing.reanalysis(table, START, 7, residual=residual, **options)
+        operators = compile_observations(
+            read_observations(table), StateSpace.of(knowing), a["time"].values
+        )
+        x = knowing.standardizer.to_tensor(a.drop_vars("latents"))  # type: ignore[union-attr]
+        parts = [op.departure(x[:, k]) for k, op in enumerate(operators) if op is not None]
+        misfits.append(float(torch.cat(parts, dim=1).square().mean().sqrt()))
+    assert misfits[0] < 1.5 < 3 * misfits[0] < misfits[1]
+
+
+def test_batches_change_no_residual(knowing):
+    options = {"members": 3, "seed": 1, **STEPS}
+    together = knowing.reanalysis(stations(), START, 4, **options)
+    apart = knowing.reanalysis(stations(), START, 4, batch=1, **options)
+    same(together, apart, 1e-3)  # kelvins, of standard deviations of several
+
+
+def test_residuals_go_on_into_a_forecast(knowing):
+    a = knowing.reanalysis(None, START, 4, members=4, **STEPS)
+    f = knowing.forecast(a, 5, **STEPS)
+    before, after = residual_of(knowing, a)[:, -1], residual_of(knowing, f)
+    found = [np.corrcoef(before.ravel(), after[:, k].ravel())[0, 1] for k in (0, 4)]
+    assert np.allclose(found, np.exp(-np.array([1, 5]) / 30), atol=0.06)
+    assert 0.2 < after[:, 4].std() < 0.4

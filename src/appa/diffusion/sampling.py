@@ -91,18 +91,27 @@ class Noise:
 
     Arguments:
         seed: The seed.
-        members: Which members.
+        members: Which members :math:`M`.
+        hours: The number of each one's first hour, see :func:`hour_number`, or one for all.
         key: What else tells streams apart, e.g. the number of a window.
     """
 
-    def __init__(self, seed: int, members: Iterable[int], key: Sequence[int] = ()):
+    def __init__(
+        self,
+        seed: int,
+        members: Iterable[int],
+        hours: Sequence[int] | int = 0,
+        key: Sequence[int] = (),
+    ):
         self.seed, self.members, self.key = seed, list(members), tuple(key)
+        self.hours = [hours] * len(self.members) if isinstance(hours, int) else list(hours)
 
     def __call__(self, shape: Sequence[int], *step: int) -> Tensor:
         r"""Noise with shape :math:`(M, *)`, in single precision, the same for the same step."""
         noise = []
-        for member in self.members:
-            sequence = np.random.SeedSequence([self.seed, member], spawn_key=(*self.key, *step))
+        for member, hour in zip(self.members, self.hours, strict=True):
+            key = (hour, *self.key, *step)
+            sequence = np.random.SeedSequence([self.seed, member], spawn_key=key)
             state = sequence.generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
             noise.append(torch.randn(tuple(shape), generator=generator))
@@ -236,6 +245,7 @@ def draw(
     sampler = sampler or Sampler(steps=steps)
     shape = (trajectory.clock.shape[1], *denoiser.latent_shape)
     place = next(denoiser.parameters())
+    hour = hour_number(hours)
 
     def run(advance: Callable[[], None]) -> Tensor:
         return integrate(
@@ -243,7 +253,7 @@ def draw(
             shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members, key=(hour_number(hours),)),
+            Noise(seed, members, [hour_number(h) for h in hours] if hours.ndim > 1 else hour),
             place,
             advance=advance,
             keeper=keeper,

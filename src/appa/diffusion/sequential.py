@@ -195,7 +195,7 @@ def draw_sequential(
             z[0, here].shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members, key=(hour_number(hours[here]), number)),
+            Noise(seed, members, hour_number(hours[here]), key=(number,)),
             like,
             advance=advance,
             keeper=keeper,

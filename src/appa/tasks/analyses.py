@@ -27,7 +27,7 @@ from .output import EnsembleWriter, model_digest, quiet
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["decode_store", "last_hour", "open_analysis", "past_latents", "until"]
+__all__ = ["decode_store", "last_hour", "open_analysis", "past_latents", "past_residuals", "until"]
 
 
 def open_analysis(path: str | Path) -> xr.Dataset:
@@ -94,6 +94,35 @@ def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[
             x = model.standardizer.to_tensor(part)
             parts.append(model.encode(x.to(model.device)).cpu())
     return torch.cat(parts).unflatten(0, (ds.sizes["member"], len(times))), times
+
+
+@torch.no_grad()
+def past_residuals(model: Model, source: Any, z: Tensor, hours: int = 4) -> Tensor | None:
+    r"""What the decoder lacks of the states a forecast starts from, :math:`x - D_\psi(z)`.
+
+    Arguments:
+        model: The model.
+        source: The ensemble or the states that :func:`past_latents` took `z` from.
+        z: The latents, with shape :math:`(M, K, c, h, w)`.
+        hours: The number of hours to look at, of the last.
+
+    Returns:
+        Standardized residuals, with shape :math:`(M, P, C, H, W)`, or :py:`None` where the source
+        does not have all of the model's variables and levels.
+    """
+    ds = open_analysis(source) if isinstance(source, str | Path) else source
+    ds = _with(_with(ds, "time"), "member")
+    states, count = model.standardizer, min(hours, z.shape[1])
+    if states is None or not all(name in ds for name in states.names):
+        return None
+    if "level" in ds and not set(states.levels) <= set(ds["level"].values.tolist()):
+        return None
+    ds = ds.drop_vars("latents", errors="ignore").isel(time=slice(ds.sizes["time"] - count, None))
+    parts = []
+    for member in range(len(z)):
+        x = states.to_tensor(ds.isel(member=member, drop=True))
+        parts.append(x - model.decode(z[member, -count:].to(model.device)).cpu())
+    return torch.stack(parts)
 
 
 def until(source: xr.Dataset, at: Any = None) -> xr.Dataset:

@@ -26,7 +26,7 @@ from ..observations.checks import describe, join
 from ..observations.collection import Observations
 from ..observations.operators import StateSpace, compile_observations
 from ..observations.reading import read_observations
-from .analyses import past_latents
+from .analyses import past_latents, past_residuals
 from .background import against_prior
 from .model import Model
 from .posterior import Posterior
@@ -148,7 +148,12 @@ def forecast(
     if hours < 1:
         raise DataError(f"a forecast has 1 hour or more, found hours={hours}")
     times = np.concatenate([times, times[-1] + HOUR * np.arange(1, hours + 1)])
-    posterior = Posterior(model, times, settings, known=past)
+    rep, residual = model.representation, None
+    if rep is not None and settings.residual and settings.representation != "none":
+        residual = past_residuals(model, source, past)
+    posterior = Posterior(
+        model, times, settings, representation=rep, known=past, known_residual=residual
+    )
     count = len(past) if members is None else members
     run = Run(model, posterior, "forecast", count, seed, None, batch, workers)
     return run(slice(past.shape[1], None), out, options)
@@ -168,7 +173,7 @@ def given_observations(
         raise DataError(f"a period has 1 hour or more, found hours={hours}")
     times = first + HOUR * np.arange(hours)
     if observations is None:
-        return Posterior(model, times, settings), None
+        return Posterior(model, times, settings, representation=model.representation), None
     levels = model.config.data.levels
     used = read_observations(observations, levels=levels).between(first, hours)
     operators = compile_observations(used, StateSpace.of(model), times)

@@ -32,7 +32,7 @@ from ..diffusion.trajectory import padded_length
 from ..observations.errors import WindowCovariance
 from ..observations.operators import HourOperator, StateSpace
 from ..observations.representation import Representation
-from ..observations.residual import draw_residual
+from ..observations.residual import ResidualSampler
 from .model import Model
 from .settings import Settings
 
@@ -136,6 +136,8 @@ class Posterior:
         operators: The observations of each hour, if there are any.
         representation: What the decoder cannot express, if it is known.
         known: The first latents, where they are known, with shape :math:`(M, K, c, h, w)`.
+        known_residual: What the decoder lacked in the last of these hours, with shape
+            :math:`(M, P, C, H, W)`, if that is known too.
         at_once: The number of hours decoded at once in guidance, by default all.
     """
 
@@ -147,6 +149,7 @@ class Posterior:
         operators: Sequence[HourOperator | None] = (),
         representation: Representation | None = None,
         known: Tensor | None = None,
+        known_residual: Tensor | None = None,
         at_once: int | None = None,
     ):
         self.model, self.times, self.settings, self.at_once = model, times, settings, at_once
@@ -155,10 +158,12 @@ class Posterior:
         self.operators = found or [None] * len(times)
         self.representation = representation if settings.representation != "none" else None
         self.known = known.to(device) if known is not None else None
+        self.known_residual = known_residual
+        self._residuals: ResidualSampler | None = None
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
         self.window = model.config.window
         self._likelihoods: dict[tuple[int, ...], StatesLikelihood] = {}
-        self.space = StateSpace.of(model) if found else None
+        self.space = StateSpace.of(model) if model.standardizer is not None else None
         # what latents were trained with, in their standardized unit
         noise = model.config.autoencoder.latent_noise or 1e-2
         self.noise = (noise / model.latent_scale).view(-1, 1, 1)
@@ -282,7 +287,8 @@ class Posterior:
 
     @torch.no_grad()
     def residual(self, z: Tensor, members: Sequence[int], seed: int) -> Tensor | None:
-        r"""Draws what the decoder cannot express, given latents and observations.
+        r"""Draws what the decoder cannot express: given latents and observations, or the residuals
+        of the hours that are known.
 
         Arguments:
             z: Standardized latents of the whole period, with shape :math:`(M, L, c, h, w)`.
@@ -293,16 +299,29 @@ class Posterior:
             What to add to decoded, standardized states, with shape :math:`(M, L, C, H, W)`, or
             :py:`None` where nothing is known of it, or it is not asked for.
         """
-        rep, space = self.representation, self.space
-        if rep is None or space is None or not self.settings.residual:
+        if self.representation is None or not self.settings.residual:
             return None
+        if self._residuals is None:
+            self._residuals = ResidualSampler(self.representation, self.space, self.model.device)
+        noise = Noise(seed, members, hour_number(self.times), key=(RESIDUAL,))
+        if self.known is not None:
+            past = self.known_residual
+            if past is None:
+                past = z.new_zeros(len(z), 0, *self.model.config.state_shape)
+            else:
+                past = past[[m % len(past) for m in members]].to(z)
+            later = self._residuals.forward(past, len(self.times) - self.known.shape[1], noise)
+            return torch.cat(
+                [later.new_zeros(*later.shape[:1], self.known.shape[1], *later.shape[2:]), later],
+                dim=1,
+            )
         parts = [
             op.departure(self.model.decode(z[:, hour]))
             for hour, op in enumerate(self.operators)
             if op is not None
         ]
-        noise = Noise(seed, members, key=(hour_number(self.times), RESIDUAL))
-        return draw_residual(self.operators, torch.cat(parts, dim=1), rep, space, noise)[0]
+        departure = torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
+        return self._residuals.draw(self.operators, departure, noise)[0]
 
     def _composed(self, start: int, known: Tensor | None) -> Likelihood | None:
         r"""What a composed window is guided by: observations, and hours that are known."""
