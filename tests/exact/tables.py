@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from appa.diffusion.guidance import GUIDANCES
+from appa.diffusion.guidance import GUIDANCES, Guidance
 from appa.diffusion.sampling import Sampler
 
 from .affine import Errors, compare, paired
@@ -258,20 +258,24 @@ def windows(choices: Sequence[tuple[int, int]] = WINDOWS) -> Table:
 
 def mixtures() -> Table:
     r"""Weights of modes, in points, the worst of each mixture."""
-    settings: dict[str, tuple[Sampler, str]] = {
-        "`mmps`, the default": (default_sampler(), "mmps"),
-        "`mmps`, the paper's `predictor-corrector`": (Sampler("predictor-corrector", 32), "mmps"),
+    s = default_sampler()
+    settings: dict[str, tuple[Sampler, Guidance]] = {
+        "`mmps`, the default": (s, converged()),
+        "`mmps`, `curvature: 1`": (s, converged(probes=1)),
+        "`mmps`, the paper's `predictor-corrector`": (
+            Sampler("predictor-corrector", 32),
+            converged(),
+        ),
         "`mmps`, 128 steps with 8 corrections of 0.2": (
             Sampler("predictor-corrector", 128, corrections=8, delta=0.2),
-            "mmps",
+            converged(),
         ),
     }
-    settings |= {f"`{name}`": (default_sampler(), name) for name in GUIDANCES if name != "mmps"}
+    settings |= {f"`{name}`": (s, GUIDANCES[name]()) for name in GUIDANCES if name != "mmps"}
     rows = []
-    for label, (sampler, guidance) in settings.items():
+    for label, (sampler, g) in settings.items():
         row = [label, str(sampler.evaluations)]
         for m in MIXTURES.values():
-            g = converged() if guidance == "mmps" else GUIDANCES[guidance]()
             off = np.abs(m.drawn(4096, sampler=sampler, guidance=g) - m.posterior()).max()
             row.append(f"{100 * off:.0f}")
         rows.append(row)
