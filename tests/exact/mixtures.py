@@ -59,7 +59,7 @@ class Mixture:
         s = sampler or default_sampler()
         noises = 1 + (s.steps * s.corrections if "corrector" in s.name else 0)
         noise = np.random.default_rng(0).standard_normal((count, noises * dims))
-        return draw(denoiser, [likelihood], noise, 1, 1, s, guidance or converged(probes=1))
+        return draw(denoiser, [likelihood], noise, 1, 1, s, guidance or converged(probes=4))
 
     def drawn(self, count: int, **kwargs: Any) -> np.ndarray:
         r"""The shares of the modes among draws."""

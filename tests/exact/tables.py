@@ -261,7 +261,7 @@ def mixtures() -> Table:
     s = default_sampler()
     settings: dict[str, tuple[Sampler, Guidance]] = {
         "`mmps`, the default": (s, converged()),
-        "`mmps`, `curvature: 1`": (s, converged(probes=1)),
+        "`mmps`, `curvature: 4`": (s, converged(probes=4)),
         "`mmps`, the paper's `predictor-corrector`": (
             Sampler("predictor-corrector", 32),
             converged(),
