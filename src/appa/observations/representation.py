@@ -173,8 +173,16 @@ class Representation:
     # ---------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> Path:
-        r"""Writes it to a NetCDF file, such as `representation.nc` in a model folder."""
-        return netcdf.save(self.dataset, path, KIND)
+        r"""Writes it to a NetCDF file, such as `representation.nc` in a model folder.
+
+        Maps keep six bits, 0.8 %, which is less than they are uncertain by, and a quarter of their
+        size.
+        """
+        ds = self.dataset.drop_encoding()
+        for name in ("std", "state"):
+            ds[name].encoding = {"zlib": True, "complevel": 9, "quantize_mode": "BitRound"}
+            ds[name].encoding["significant_digits"] = 6
+        return netcdf.save(ds, path, KIND)
 
     @classmethod
     def load(cls, path: str | Path) -> Representation:
