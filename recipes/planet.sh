@@ -12,7 +12,7 @@ set -eu
 
 PRESET=${1:-planet}
 [ $# -gt 0 ] && shift
-STEPS=${*:-simulate autoencoder score-autoencoder encode denoiser score-prior}
+STEPS=${*:-simulate autoencoder score-autoencoder representation encode denoiser score-prior}
 WORK=${WORK:-work}
 RUN=${RUN:-runs/$PRESET}
 APPA=${APPA:-appa}
@@ -38,6 +38,10 @@ for step in $STEPS; do
         $APPA score autoencoder "$RUN" --data "$STATES" --train-data "$STATES" \
             --climatology planet --out "$RUN/scores" --batch 64
         ;;
+    representation)
+        # what the decoder cannot express, from the members it is validated on
+        $APPA representation "$RUN" --data "$STATES" --windows 96 --batch 64
+        ;;
     encode)
         [ -d "$LATENTS" ] || $APPA encode "$RUN" "$STATES" "$LATENTS" \
             --batch 64 --workers "$WORKERS"
@@ -51,8 +55,8 @@ for step in $STEPS; do
             --batch 16
         ;;
     *)
-        echo "unknown step $step; steps: simulate autoencoder score-autoencoder encode denoiser" \
-            "score-prior" >&2
+        echo "unknown step $step; steps: simulate autoencoder score-autoencoder representation" \
+            "encode denoiser score-prior" >&2
         exit 2
         ;;
     esac

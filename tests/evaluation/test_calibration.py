@@ -113,7 +113,8 @@ def test_ties_are_broken_evenly_and_alike():
     assert np.abs(other["count"] - counts["count"]).max() > 0
     d = np.array([[-1.0, 0.0], [0.0, 0.0], [2.0, 3.0]])
     ranks = [truth_ranks(d, np.random.default_rng(k)) for k in range(200)]
-    assert set(np.array(ranks)[:, 0]) == {1, 2} and set(np.array(ranks)[:, 1]) == {0, 1, 2}
+    assert set(np.array(ranks)[:, 0]) == {1, 2}
+    assert set(np.array(ranks)[:, 1]) == {0, 1, 2}
 
 
 def test_area_and_what_is_undefined():
@@ -175,9 +176,12 @@ def test_power_and_direction():
     }
     for test in found.values():
         assert test["p"] < 0.01
-    assert found["biased"]["bias"] > 0.1 and found["biased"]["p_bias"] < 0.001
-    assert found["sure"]["dispersion"] > 1.2 and found["sure"]["p_dispersion"] < 0.001
-    assert found["unsure"]["dispersion"] < 0.8 and found["unsure"]["p_dispersion"] < 0.001
+    assert found["biased"]["bias"] > 0.1
+    assert found["biased"]["p_bias"] < 0.001
+    assert found["sure"]["dispersion"] > 1.2
+    assert found["sure"]["p_dispersion"] < 0.001
+    assert found["unsure"]["dispersion"] < 0.8
+    assert found["unsure"]["p_dispersion"] < 0.001
     assert min(found["sure"]["p_bias"], found["unsure"]["p_bias"]) > 0.01
 
 
@@ -191,9 +195,12 @@ def test_independent_points_are_all_effective():
     # blocks of unequal size scatter no less than all ranks together
     assert found["effective"] == pytest.approx(sizes.sum(), rel=4 * np.sqrt(2 / (199 * 9)))
     exact = uniformity_test(np.full((5, 4), 0.25), np.ones(5))
-    assert exact["bias"] == 0 and exact["dispersion"] == pytest.approx(1)
+    assert exact["bias"] == 0
+    assert exact["dispersion"] == pytest.approx(1)
     few = uniformity_test(f[:2], np.ones(2))
-    assert np.isnan(few["p"]) and np.isfinite(few["bias"]) and few["blocks"] == 2
+    assert np.isnan(few["p"])
+    assert np.isfinite(few["bias"])
+    assert few["blocks"] == 2
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,7 +209,8 @@ def test_all_of_it(case):
     estimate, truth = drawn(case, 9, 40, freq="6h")
     truth["2m_temperature"].attrs["units"] = "K"
     found = calibration(estimate, truth, regions=("global", "tropics")).sel(channel="t2m")
-    assert found["units"] == "K" and found.attrs["members"] == 9
+    assert found["units"] == "K"
+    assert found.attrs["members"] == 9
     world = found.sel(region="global")
     assert world["blocks"] == 10
     if case == "calibrated":
@@ -274,4 +282,5 @@ def test_errors():
         coverage(counts, [90])
     with pytest.raises(DataError, match="days=0"):
         uniformity(counts, days=0)
-    assert uniformity(counts)["blocks"].item() == 1 and np.isnan(uniformity(counts)["p"]).all()
+    assert uniformity(counts)["blocks"].item() == 1
+    assert np.isnan(uniformity(counts)["p"]).all()
