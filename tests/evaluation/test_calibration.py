@@ -1,7 +1,7 @@
 r"""Calibration of ensembles that are calibrated, biased, too sure and too unsure by construction.
 
-With truths from N(b, τ²) and members from N(0, 1), the rank given the truth is binomial, so that its
-frequencies are an integral over the truth."""
+With truths from N(b, τ²) and members from N(0, 1), the rank given the truth is binomial, so that
+its frequencies are an integral over the truth."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ def test_ties_are_broken_evenly_and_alike():
     counts = rank_counts(estimate, truth)
     f = frequencies(counts)[0, 0]
     assert np.abs(f - 1 / 6).max() < 4.5 * np.sqrt(1 / 6 * 5 / 6 / (4 * POINTS))
-    again = rank_counts(estimate.chunk(time=1), truth.isel(time=slice(1, 4)))
-    np.testing.assert_array_equal(again["count"], counts["count"].isel(time=slice(1, 4)))
+    some = slice(1, 4)
+    again = rank_counts(estimate.isel(time=some).chunk(time=1), truth)
+    np.testing.assert_array_equal(again["count"], counts["count"].isel(time=some))
     other = rank_counts(estimate, truth, seed=1)
     assert np.abs(other["count"] - counts["count"]).max() > 0
     d = np.array([[-1.0, 0.0], [0.0, 0.0], [2.0, 3.0]])
@@ -147,21 +148,19 @@ def correlated(n: int, m: int, points: int, shift: float, scale: float, rng) -> 
     return np.stack([np.bincount(row, minlength=m + 1) / points for row in rank])
 
 
-@pytest.mark.parametrize("n", [4, 10, 30])
+@pytest.mark.parametrize("n", [6, 10, 30])
 def test_size_of_the_test(n):
-    r"""Of calibrated ensembles with correlated points, about 5 % are rejected, which a χ² test of
-    points that are thought independent does with most."""
+    r"""Of calibrated ensembles with correlated points, about as many are rejected as the module
+    says, at most; a χ² test of points that are thought independent rejects most."""
     rng, trials, points, m = np.random.default_rng(n), 400, 60, 9
     found, naive = [], []
     for _ in range(trials):
         f = correlated(n, m, points, 0, 1, rng)
         found.append(uniformity_test(f, np.ones(n)))
         naive.append(stats.chisquare(f.sum(axis=0) * points).pvalue)
-    allowed = 0.05 + 3.5 * np.sqrt(0.05 * 0.95 / trials)
-    for key in ("p", "p_bias", "p_dispersion"):
+    for key, share in {"p": 0.05, "p_bias": 0.07, "p_dispersion": 0.08}.items():
         p = np.array([test[key] for test in found])
-        assert 0.005 < (p < 0.05).mean() < allowed
-        assert abs(np.median(p) - 0.5) < 3.5 * 0.5 / np.sqrt(trials) + 0.05
+        assert 0.005 < (p < 0.05).mean() < share + 3.5 * np.sqrt(share * (1 - share) / trials)
     assert (np.array(naive) < 0.05).mean() > 0.95
     # of n days with nearly one rank each, not 60
     effective = np.median([test["effective"] for test in found])
@@ -194,13 +193,13 @@ def test_independent_points_are_all_effective():
     found = uniformity_test(f, sizes.astype(float))
     # blocks of unequal size scatter no less than all ranks together
     assert found["effective"] == pytest.approx(sizes.sum(), rel=4 * np.sqrt(2 / (199 * 9)))
-    exact = uniformity_test(np.full((5, 4), 0.25), np.ones(5))
+    exact = uniformity_test(np.full((7, 4), 0.25), np.ones(7))
     assert exact["bias"] == 0
     assert exact["dispersion"] == pytest.approx(1)
-    few = uniformity_test(f[:2], np.ones(2))
+    few = uniformity_test(f[:5], np.ones(5))
     assert np.isnan(few["p"])
     assert np.isfinite(few["bias"])
-    assert few["blocks"] == 2
+    assert few["blocks"] == 5
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -232,8 +231,8 @@ def test_all_of_it(case):
 @pytest.mark.parametrize("members", [8, 9])
 @pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
 def test_reliability_by_spread(members, factor):
-    r"""Truths with a deviation of their own at each point, by an octave and a half, and members with
-    that times a factor: expected over found error is
+    r"""Truths with a deviation of their own at each point, over an octave and a half, and members
+    with that times a factor: expected over found error is
     :math:`\sqrt{(1 + 1/M') c^2 / (1 + c^2 / M')}` in every group."""
     rng = np.random.default_rng(members)
     sigma = 2 ** rng.uniform(-0.75, 0.75, GRID.shape)

@@ -405,3 +405,18 @@ def test_residuals_go_on_into_a_forecast(knowing):
     found = [np.corrcoef(before.ravel(), after[:, k].ravel())[0, 1] for k in (0, 4)]
     assert np.allclose(found, np.exp(-np.array([1, 5]) / 30), atol=0.06)
     assert 0.2 < after[:, 4].std() < 0.4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_draws_what_a_cpu_does(knowing):
+    options = {"members": 2, "seed": 1, "iterations": 40, **STEPS}
+    here = knowing.reanalysis(stations(), START, 4, **options)
+    knowing.to("cuda")
+    try:
+        there = knowing.reanalysis(stations(), START, 4, **options)
+        later = knowing.forecast(there, 3, **STEPS)
+    finally:
+        knowing.to("cpu")
+    same(here, there, 0.05)  # kelvins, a hundredth of a standard deviation
+    assert np.isfinite(later["temperature"].values).all()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from appa.errors import StoreError
 from appa.tasks.resuming import RunError, RunState, differences
 
 STEPS = 40
@@ -189,7 +190,7 @@ def test_another_run_is_refused(tmp_path):
 def test_one_process_at_a_time(tmp_path):
     with (
         RunState(tmp_path / "run", {}),
-        pytest.raises(RunError, match=f"process {os.getpid()}"),
+        pytest.raises(StoreError, match=f"process {os.getpid()}"),
     ):
         RunState(tmp_path / "run", {})
 

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError, StoreError, UnfinishedStoreError
+from ..locks import hold
 from .layout import COORDINATES, make_template, shard_hours
 from .shards import write_shard
 
@@ -144,26 +144,9 @@ class StoreWriter:
         _write_atomically(notes, json.dumps(signature, indent=1))
 
     def _acquire(self) -> None:
-        lock = open(self.directory / "lock", "a+")  # noqa: SIM115
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise StoreError(
-                f"{self.path} is being written by {holder}; wait for it, or stop it and rerun"
-            ) from None
-        except (OSError, ImportError):
-            pass  # a file system, or a system, without locks
-        self._lock = lock
+        self._lock = hold(self.directory, self.path)
         if self.path.exists() or not (self.directory / "lock").exists():
             raise StoreError(f"{self.path} was finished by another process just now")
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
 
     def _signature(self, template: xr.Dataset) -> dict[str, Any]:
         described: dict[str, Any] = {

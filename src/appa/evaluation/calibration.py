@@ -28,7 +28,10 @@ of :math:`n`, of all its hours and points, and :math:`\omega_b` its share of the
 after Satterthwaite, with the traces of :math:`\Sigma = \operatorname{E}[S]` estimated without bias.
 As many independent ranks as would scatter by as much, :math:`\frac{M}{M + 1} / \operatorname{tr}
 S`, are the *effective* ones. Bias and dispersion, which look in one direction each, are tested by
-Student's :math:`t_{n - 1}`, and see more with few days. Weather remembers more than a day; where
+Student's :math:`t_{n - 1}`, and see more with few days. Of calibrated ensembles, these tests reject
+4 to 6 % at the level of 5 % where days have many independent ranks; where all points of a day have
+nearly the same rank, the worst case, 3, 7 and 8 % (ranks, bias, dispersion) with 6 days, 4, 6 and
+6 % with 30. With fewer than 6 blocks nothing is tested. Weather remembers more than a day; where
 there are weeks, take longer blocks.
 
 *Reliability* asks whether a larger spread goes with a larger error. Points sorted by the spread of
@@ -53,6 +56,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError
+from .comparison import FEWEST
 from .ranking import SORTED, rank_counts
 
 __all__ = [
@@ -166,7 +170,7 @@ def uniformity_test(f: np.ndarray, weight: np.ndarray) -> dict[str, float]:
     Returns:
         `bias` and `dispersion`, 0 and 1 where uniform; `p`, `p_bias` and `p_dispersion`, the
         probabilities of frequencies as uneven by chance, and `effective`, the number of independent
-        ranks, which are NaN with fewer than 3 blocks; `blocks`, their number.
+        ranks, which are NaN with fewer than 6 blocks; `blocks`, their number.
     """
     from scipy import stats
 
@@ -183,7 +187,7 @@ def uniformity_test(f: np.ndarray, weight: np.ndarray) -> dict[str, float]:
     contrasts = {"bias": (u, 0.0), "dispersion": (12 * (u**2 + 1 / (12 * k**2)), 1.0)}
     for key, (c, _) in contrasts.items():
         found[key] = float(mean @ c)
-    if n < 3:
+    if n < FEWEST:
         return found
     d = share[:, None] * (f - mean) * np.sqrt(n / (n - 1))
     for key, (c, null) in contrasts.items():

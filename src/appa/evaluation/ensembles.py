@@ -47,7 +47,17 @@ from ..data.variables import VARIABLES, Channel
 from ..errors import DataError, nearest
 from .regions import region_weights
 
-__all__ = ["STATISTICS", "averages", "ensemble_statistics", "normal_statistics"]
+__all__ = [
+    "STATISTICS",
+    "averages",
+    "blocks_of",
+    "ensemble_statistics",
+    "matched",
+    "normal_statistics",
+    "read_block",
+    "scored_channels",
+    "short_name",
+]
 
 STATISTICS = ("squared_error", "variance", "crps")
 SPACE = ("latitude", "longitude")
@@ -114,13 +124,13 @@ def averages(
     """
     regions = (regions,) if isinstance(regions, str) else tuple(regions)
     truth = open_store(truth)
-    estimate, truth = _matched(estimate, truth)
-    channels = _channels(estimate, truth, variables)
+    estimate, truth = matched(estimate, truth)
+    channels = scored_channels(estimate, truth, variables)
     grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
     weights = region_weights(grid, regions, truth.get("land_sea_mask"))
 
     names = list(dict.fromkeys(name for name, _ in channels))
-    parts = [part for name in names for part in _parts(estimate, name, channels)]
+    parts = [part for name in names for part in blocks_of(estimate, name, channels)]
     flat = weights.reshape(len(weights), -1).T
     found = reduce_blocks(
         partial(_work, estimate, truth, flat),
@@ -150,7 +160,7 @@ def averages(
     coords = {
         "region": list(regions),
         "time": estimate["time"].values,
-        "channel": [_short(*channel) for channel in channels],
+        "channel": [short_name(*channel) for channel in channels],
         "variable": ("channel", [name for name, _ in channels]),
         "level": ("channel", [np.nan if p is None else float(p) for _, p in channels]),
         "units": ("channel", [str(truth[name].attrs.get("units", "1")) for name, _ in channels]),
@@ -158,7 +168,7 @@ def averages(
     return xr.Dataset(data, coords, {"members": members})
 
 
-def _matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+def matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
     r"""Both at the hours that both have, on the same grid; the estimate with members."""
     for dim in SPACE:
         if dim not in estimate.coords:
@@ -203,7 +213,7 @@ def _matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Da
     return estimate, truth.isel(time=places)
 
 
-def _channels(
+def scored_channels(
     estimate: xr.Dataset, truth: xr.Dataset, variables: Sequence[str] | None
 ) -> list[tuple[str, int | None]]:
     r"""The channels to score, as variable and level."""
@@ -230,21 +240,21 @@ def _channels(
         return known
     chosen: list[tuple[str, int | None]] = []
     for word in variables:
-        fits = [channel for channel in known if word in (channel[0], _short(*channel))]
+        fits = [channel for channel in known if word in (channel[0], short_name(*channel))]
         if not fits:
-            words = dict.fromkeys(w for c in known for w in (c[0], _short(*c)))
+            words = dict.fromkeys(w for c in known for w in (c[0], short_name(*c)))
             raise DataError(f"estimate and truth have no {word!r}{nearest(word, words)}")
         chosen += fits
     return list(dict.fromkeys(chosen))
 
 
-def _short(name: str, level: int | None) -> str:
+def short_name(name: str, level: int | None) -> str:
     if name in VARIABLES:
         return Channel(name, level).name
     return name if level is None else f"{name}_{level}"
 
 
-def _parts(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | None]]) -> Any:
+def blocks_of(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | None]]) -> Any:
     r"""Cuts a variable into blocks of hours, and of levels where an hour is too large."""
     levels = [level for n, level in channels if n == name]
     chosen = estimate[[name]] if levels == [None] else estimate[[name]].sel(level=levels)
@@ -260,10 +270,10 @@ def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: An
     shape :math:`(4, R, T, K)`."""
     name, levels, start, stop = part
     hours = slice(start, stop)
-    y, x = _read(truth[name], levels, hours)[0], _read(estimate[name], levels, hours)
+    y, x = read_block(truth[name], levels, hours)[0], read_block(estimate[name], levels, hours)
     sigma = None
     if f"{name}_std" in estimate and len(x) == 1:
-        sigma = np.broadcast_to(_read(estimate[f"{name}_std"], levels, hours)[0], y.shape)
+        sigma = np.broadcast_to(read_block(estimate[f"{name}_std"], levels, hours)[0], y.shape)
     sums = np.empty((len(STATISTICS) + 1, weights.shape[1], *y.shape[:2]))
     for t in range(len(y)):  # what is computed on the way is of one hour
         d = x[:, t] - y[t]
@@ -275,7 +285,7 @@ def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: An
     return [(part, sums)]
 
 
-def _read(var: xr.DataArray, levels: tuple[Any, ...], hours: slice) -> np.ndarray:
+def read_block(var: xr.DataArray, levels: tuple[Any, ...], hours: slice) -> np.ndarray:
     r"""The values of a block, with shape :math:`(M, T, K, H, W)`."""
     if "time" in var.dims:
         var = var.isel(time=hours)

@@ -40,7 +40,7 @@ from ..data.grids import RADIUS, Grid
 from ..data.reduction import reduce_blocks
 from ..data.stores import open_store
 from ..errors import DataError
-from .ensembles import _channels, _matched, _parts, _read, _short
+from .ensembles import blocks_of, matched, read_block, scored_channels, short_name
 from .regions import region_weights
 from .spectra import power_spectrum, truncation, wavelength
 
@@ -305,15 +305,15 @@ def _spectra(estimate: xr.Dataset, truth: xr.Dataset, grid: Grid, by: str, part:
 
 def _opened(estimate: xr.Dataset, truth: Any, variables: Sequence[str] | None) -> Any:
     truth = open_store(truth)
-    estimate, truth = _matched(estimate, truth)
+    estimate, truth = matched(estimate, truth)
     grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
-    return estimate, truth, grid, _channels(estimate, truth, variables)
+    return estimate, truth, grid, scored_channels(estimate, truth, variables)
 
 
 def _over_blocks(work: Any, estimate: xr.Dataset, channels: Any, **kwargs: Any) -> list[Any]:
     r"""What `work` finds of each part, after its channels' indices and its hours."""
     names = list(dict.fromkeys(name for name, _ in channels))
-    parts = [part for name in names for part in _parts(estimate, name, channels)]
+    parts = [part for name in names for part in blocks_of(estimate, name, channels)]
     found = reduce_blocks(
         lambda part: [(part, work(part))],
         lambda groups: [item for group in groups for item in group],
@@ -332,14 +332,18 @@ def _both(estimate: xr.Dataset, truth: xr.Dataset, part: Any) -> tuple[np.ndarra
     r"""Members :math:`(M, T, K, H, W)` and truth :math:`(T, K, H, W)` of a part."""
     name, levels, start, stop = part
     hours = slice(start, stop)
-    return _read(estimate[name], levels, hours), _read(truth[name], levels, hours)[0]
+    return read_block(estimate[name], levels, hours), read_block(truth[name], levels, hours)[0]
 
 
 def _coordinates(truth: xr.Dataset, channels: Any) -> dict[str, Any]:
     levels = [np.nan if p is None else float(p) for _, p in channels]
     units = [str(truth[name].attrs.get("units", "1")) for name, _ in channels]
     return {
-        "channel": ("channel", [_short(*c) for c in channels], {"long_name": "variable and level"}),
+        "channel": (
+            "channel",
+            [short_name(*c) for c in channels],
+            {"long_name": "variable and level"},
+        ),
         "variable": ("channel", [name for name, _ in channels]),
         "level": ("channel", levels, {"units": "hPa"}),
         "units": ("channel", units),

@@ -1,8 +1,8 @@
 r"""Ranks of the truth among members, counted over regions hour by hour, and errors by spread.
 
 With departures :math:`d_m = x_m - y`, the rank is the number of members with :math:`d_m < 0`, and
-of those with :math:`d_m = 0` as many as chance has it. A normal distribution in place of members has
-the rank :math:`\lfloor 20 \, \Phi((y - \mu) / \sigma) \rfloor`, as if of 19 members.
+of those with :math:`d_m = 0` as many as chance has it. A normal distribution in place of members
+has the rank :math:`\lfloor 20 \, \Phi((y - \mu) / \sigma) \rfloor`, as if of 19 members.
 
 Half of the members sort points by their spread, into bins of a quarter of an octave, for which the
 expected and the found squared error of the other half are summed; then the halves change places. No
@@ -24,7 +24,7 @@ from ..data.grids import Grid
 from ..data.reduction import reduce_blocks
 from ..data.stores import open_store
 from ..errors import DataError
-from .ensembles import _channels, _matched, _parts, _read, _short
+from .ensembles import blocks_of, matched, read_block, scored_channels, short_name
 from .regions import region_weights
 
 __all__ = ["SORTED", "rank_counts", "truth_ranks"]
@@ -81,8 +81,8 @@ def rank_counts(
     """
     regions = (regions,) if isinstance(regions, str) else tuple(regions)
     truth = open_store(truth)
-    estimate, truth = _matched(estimate, truth)
-    channels = _channels(estimate, truth, variables)
+    estimate, truth = matched(estimate, truth)
+    channels = scored_channels(estimate, truth, variables)
     names = list(dict.fromkeys(name for name, _ in channels))
     members = estimate.sizes["member"]
     if members == 1:
@@ -99,7 +99,7 @@ def rank_counts(
     found = reduce_blocks(
         partial(_work, estimate, truth, weights, members, seed),
         lambda groups: [item for group in groups for item in group],
-        [part for name in names for part in _parts(estimate, name, channels)],
+        [part for name in names for part in blocks_of(estimate, name, channels)],
         scheduler=scheduler,
         workers=workers,
         description="ranking",
@@ -123,7 +123,11 @@ def rank_counts(
     coords = {
         "region": list(regions),
         "time": estimate["time"].values,
-        "channel": ("channel", [_short(*c) for c in channels], {"long_name": "variable and level"}),
+        "channel": (
+            "channel",
+            [short_name(*c) for c in channels],
+            {"long_name": "variable and level"},
+        ),
         "variable": ("channel", [name for name, _ in channels]),
         "level": ("channel", levels, {"units": "hPa"}),
         "units": ("channel", units),
@@ -144,10 +148,10 @@ def _work(
     shape :math:`(R, K, B, 3)`."""
     name, levels, start, stop = part
     hours = slice(start, stop)
-    y, x = _read(truth[name], levels, hours)[0], _read(estimate[name], levels, hours)
+    y, x = read_block(truth[name], levels, hours)[0], read_block(estimate[name], levels, hours)
     sigma = None
     if not members:
-        sigma = np.broadcast_to(_read(estimate[f"{name}_std"], levels, hours)[0], y.shape)
+        sigma = np.broadcast_to(read_block(estimate[f"{name}_std"], levels, hours)[0], y.shape)
     times = estimate["time"].values[hours].astype("datetime64[h]").astype(np.int64)
     ranks = members + 1 if members else BINS
     counts = np.zeros((len(weights), *y.shape[:2], ranks))
@@ -158,7 +162,7 @@ def _work(
         if sigma is None:
             d = d[:, defined]
             # the same draws whatever the blocks are
-            key = zlib.crc32(_short(name, levels[k]).encode())
+            key = zlib.crc32(short_name(name, levels[k]).encode())
             rank = truth_ranks(d, np.random.default_rng([seed, key, int(times[t]) % 2**63]))
             triples = _halves(d) if members >= SORTED else []
         else:

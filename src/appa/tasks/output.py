@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import StoreError, UnfinishedStoreError
+from ..locks import hold
 from .ensembles import Ensemble, model_digest, provenance, to_dataset
 from .fields import NONNEGATIVE
 from .model import Model
-from .resuming import differences, hold
+from .resuming import differences
 
 __all__ = ["EnsembleWriter", "model_digest", "provenance", "quiet", "to_dataset"]
 

@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,9 @@ from safetensors.torch import save_file
 from torch import Tensor, contiguous_format, tensor, uint8
 
 from ..errors import AppaError
+from ..locks import hold
 
-__all__ = ["RunError", "RunState", "differences", "hold"]
+__all__ = ["RunError", "RunState", "differences"]
 
 RESULT = "result.safetensors"
 STEP = re.compile(r"step-(\d{8,})\.safetensors")
@@ -245,28 +245,6 @@ class RunState:
 
 
 # ---------------------------------------------------------------- what others use too
-
-
-def hold(folder: Path) -> IO[str]:
-    r"""Takes the lock of a folder, which lasts as long as the file that is returned is open."""
-    lock = open(folder / "lock", "a+")  # noqa: SIM115
-    try:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "another process"
-        lock.close()
-        raise RunError(
-            f"{folder} is being written by {holder}; wait for it, or stop it and rerun"
-        ) from None
-    except (OSError, ImportError):
-        pass  # a file system, or a system, without locks
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-    lock.flush()
-    return lock
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -1,7 +1,8 @@
 r"""Guidance: from the denoiser's mean to that given observations, by one of several methods."""
 
+from .base import Guidance
 from .cheaper import DPS, JFPS, SDA, TMPD, DiffPIR
-from .mmps import MMPS, Guidance
+from .mmps import MMPS
 
 __all__ = ["GUIDANCES", "Guidance"]
 

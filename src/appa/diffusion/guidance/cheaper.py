@@ -24,41 +24,10 @@ import torch
 from torch import Tensor
 
 from ..likelihood import Likelihood
+from .base import Gradient, Guidance
 from .linear import Linearized
-from .mmps import Guidance
 
 __all__ = ["DPS", "JFPS", "SDA", "TMPD", "DiffPIR"]
-
-
-class Gradient(Guidance):
-    r"""Guidances that need the gradient through the denoiser once: :math:`\hat{z} + \sigma_t^2
-    \, \nabla d(z_t)^\top A^\top v`, with a :math:`v` of their own."""
-
-    def __call__(
-        self,
-        denoise: Callable[[Tensor], Tensor],
-        z_t: Tensor,
-        sigma_t: Tensor | float,
-        likelihood: Likelihood,
-    ) -> Tensor:
-        with torch.enable_grad():
-            z_t = z_t.detach().requires_grad_()
-            mean = denoise(z_t)
-        observed = Linearized(likelihood, mean)
-
-        def cov_z(v: Tensor) -> Tensor:
-            return sigma_t**2 * torch.autograd.grad(mean, z_t, v, retain_graph=True)[0]
-
-        v = self.weigh(
-            observed, torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device), cov_z
-        )
-        return mean.detach() + cov_z(observed.At(v))
-
-    def weigh(
-        self, observed: Linearized, sigma_t: Tensor, cov_z: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        r"""The vector :math:`v`, with shape :math:`(B, N)`."""
-        raise NotImplementedError
 
 
 class SDA(Gradient):

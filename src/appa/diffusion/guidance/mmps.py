@@ -30,57 +30,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...solvers import SOLVERS
 from ..likelihood import Likelihood
-from .linear import Linearized
+from .base import Gradient
 
-__all__ = ["MMPS", "Guidance"]
-
-
-class Guidance:
-    r"""What bends the denoiser's mean towards observations.
-
-    Arguments:
-        solver: The solver of linear systems, `gmres` or `cg`.
-        iterations: Its largest number of iterations.
-        tolerance: The relative residual at which it stops.
-    """
-
-    def __init__(self, solver: str = "gmres", iterations: int = 2, tolerance: float = 0.0):
-        if solver not in SOLVERS:
-            raise ValueError(f"unknown solver {solver!r}; there are {', '.join(SOLVERS)}")
-        self.solver, self.iterations, self.tolerance = solver, iterations, tolerance
-        #: The largest relative residual a solve was left with, and the number of products.
-        self.residual, self.products = 0.0, 0
-
-    def __call__(
-        self,
-        denoise: Callable[[Tensor], Tensor],
-        z_t: Tensor,
-        sigma_t: Tensor | float,
-        likelihood: Likelihood,
-    ) -> Tensor:
-        r"""
-        Arguments:
-            denoise: The denoiser at :math:`\sigma_t`, from :math:`z_t` to :math:`d(z_t)`.
-            z_t: Noisy windows, with shape :math:`(B, W, C, H, W')`.
-            sigma_t: Their noise level.
-            likelihood: The observations of these windows.
-
-        Returns:
-            The means :math:`\mathbb{E}[z \mid z_t, y]`, with the shape of `z_t`.
-        """
-        raise NotImplementedError
-
-    def solve(self, A: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-        r"""Solves :math:`A v = b`, and remembers the residual."""
-        x, residual, iterations = SOLVERS[self.solver](A, b, self.iterations, self.tolerance)
-        self.residual = max(self.residual, residual.max().item())
-        self.products += iterations
-        return x
+__all__ = ["MMPS"]
 
 
-class MMPS(Guidance):
+class MMPS(Gradient):
     r"""Creates MMPS.
 
     Arguments:
@@ -92,27 +48,12 @@ class MMPS(Guidance):
         super().__init__(**kwargs)
         self.probes = probes
 
-    def __call__(
-        self,
-        denoise: Callable[[Tensor], Tensor],
-        z_t: Tensor,
-        sigma_t: Tensor | float,
-        likelihood: Likelihood,
-    ) -> Tensor:
-        with torch.enable_grad():
-            z_t = z_t.detach().requires_grad_()
-            mean = denoise(z_t)
-        observed = Linearized(likelihood, mean)
-
-        def cov_z(v: Tensor) -> Tensor:
-            return sigma_t**2 * torch.autograd.grad(mean, z_t, v, retain_graph=True)[0]
-
+    def weigh(self, observed, sigma_t, cov_z):
         departure = observed.departure
         for probe in range(self.probes):
-            bend = curvature(likelihood, mean.detach(), cov_z, probe)
+            bend = curvature(observed.likelihood, observed.z.detach(), cov_z, probe)
             departure = departure + bend / self.probes
-        v = self.solve(observed.covariance(cov_z), departure)
-        return mean.detach() + cov_z(observed.At(v))
+        return self.solve(observed.covariance(cov_z), departure)
 
 
 @torch.no_grad()

@@ -1,0 +1,92 @@
+r"""What guidances have in common.
+
+Guidance bends the denoiser's mean :math:`\hat{z} = d(z_t)` towards observations, with
+:math:`\mathcal{A}` linearized around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...solvers import SOLVERS
+from ..likelihood import Likelihood
+from .linear import Linearized
+
+__all__ = ["Gradient", "Guidance"]
+
+
+class Guidance:
+    r"""What bends the denoiser's mean towards observations.
+
+    Arguments:
+        solver: The solver of linear systems, `gmres` or `cg`.
+        iterations: Its largest number of iterations.
+        tolerance: The relative residual at which it stops.
+    """
+
+    def __init__(self, solver: str = "gmres", iterations: int = 2, tolerance: float = 0.0):
+        if solver not in SOLVERS:
+            raise ValueError(f"unknown solver {solver!r}; there are {', '.join(SOLVERS)}")
+        self.solver, self.iterations, self.tolerance = solver, iterations, tolerance
+        #: The largest relative residual a solve was left with, and the number of products.
+        self.residual, self.products = 0.0, 0
+
+    def __call__(
+        self,
+        denoise: Callable[[Tensor], Tensor],
+        z_t: Tensor,
+        sigma_t: Tensor | float,
+        likelihood: Likelihood,
+    ) -> Tensor:
+        r"""
+        Arguments:
+            denoise: The denoiser at :math:`\sigma_t`, from :math:`z_t` to :math:`d(z_t)`.
+            z_t: Noisy windows, with shape :math:`(B, W, C, H, W')`.
+            sigma_t: Their noise level.
+            likelihood: The observations of these windows.
+
+        Returns:
+            The means :math:`\mathbb{E}[z \mid z_t, y]`, with the shape of `z_t`.
+        """
+        raise NotImplementedError
+
+    def solve(self, A: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
+        r"""Solves :math:`A v = b`, and remembers the residual."""
+        x, residual, iterations = SOLVERS[self.solver](A, b, self.iterations, self.tolerance)
+        self.residual = max(self.residual, residual.max().item())
+        self.products += iterations
+        return x
+
+
+class Gradient(Guidance):
+    r"""Guidances :math:`\hat{z} + V A^\top v` along the gradient through the denoiser, :math:`V =
+    \sigma_t^2 \, \nabla d(z_t)^\top`, each with a :math:`v` of its own."""
+
+    def __call__(
+        self,
+        denoise: Callable[[Tensor], Tensor],
+        z_t: Tensor,
+        sigma_t: Tensor | float,
+        likelihood: Likelihood,
+    ) -> Tensor:
+        with torch.enable_grad():
+            z_t = z_t.detach().requires_grad_()
+            mean = denoise(z_t)
+        observed = Linearized(likelihood, mean)
+
+        def cov_z(v: Tensor) -> Tensor:
+            return sigma_t**2 * torch.autograd.grad(mean, z_t, v, retain_graph=True)[0]
+
+        v = self.weigh(
+            observed, torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device), cov_z
+        )
+        return mean.detach() + cov_z(observed.At(v))
+
+    def weigh(
+        self, observed: Linearized, sigma_t: Tensor, cov_z: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        r"""The vector :math:`v`, with shape :math:`(B, N)`."""
+        raise NotImplementedError
