@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Bytecode is made of what is imported, when it is: of all that is installed it would take half a minute.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # One thread a process: threads that wait for each other cost more than they give on few cores.
 export OMP_NUM_THREADS ?= 1
 
