@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Bytecode is made of what is imported, when it is: of all that is installed it would take half a minute.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Bytecode on all cores, which pip makes on one; files in it that are not of this Python do not matter.
+COMPILE := $(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true
 # One thread a process: threads that wait for each other cost more than they give on few cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -34,9 +35,11 @@ $(BIN)/python:
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV), a minute or two"
 	$(INSTALL) -e '.[plots]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV) with development tools, two or three minutes"
 	$(INSTALL) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.core
