@@ -19,7 +19,7 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from appa.cli import assimilate, options, plan
+from appa.cli import assimilate, models, options, plan
 from appa.errors import AppaError, ConfigError, DataError, StoreError
 
 from ..tasks import small
@@ -31,6 +31,7 @@ QUICK = ["--steps", 3, "--iterations", 2, "--representation", "none", "--seed", 
 def application() -> typer.Typer:
     app = typer.Typer()
     assimilate.register(app)
+    models.register(app)
     app.add_typer(plan.app, name="plan")
     return app
 
@@ -254,6 +255,18 @@ def test_plan_of_observations(folder):
     assert re.search(r"decodes +8 forward, 12 backward", run(*args, *obs))
     assert re.search(r"decodes +6 forward, 6 backward", run(*args, "--share", 0.5))
     assert re.search(r"decodes +4 forward, 0 backward", run(*args, "--share", 0))
+
+
+def test_decode(folder, analysis, tmp_path):
+    r"""Latents are decoded later, to what is asked for then."""
+    out = tmp_path / "t850.zarr"
+    chosen = ["--variables", "temperature", "--levels", "850", "--no-latents"]
+    assert "is complete" in run("decode", folder / "model", analysis, out, *chosen)
+    got, kept = xr.open_zarr(out), xr.open_zarr(analysis)
+    assert list(got.data_vars) == ["temperature"]
+    np.testing.assert_allclose(
+        got["temperature"].sel(level=850), kept["temperature"].sel(level=850), rtol=1e-5
+    )
 
 
 def test_mistakes_are_named(folder, analysis, tmp_path):

@@ -1,11 +1,13 @@
-r"""`appa import-official`, `appa encode` and `appa representation`."""
+r"""`appa import-official`, `appa encode`, `appa decode` and `appa representation`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from .options import output, takes
 
 __all__ = ["register"]
 
@@ -14,6 +16,7 @@ def register(app: typer.Typer) -> None:
     r"""Adds the commands of this file to the application."""
     app.command("import-official")(import_official)
     app.command()(encode)
+    app.command()(decode)
     app.command()(representation)
 
 
@@ -85,6 +88,23 @@ def encode(
     run_encode(model, store, out, batch=batch, block=block, workers=workers, device=device)
     if os.environ.get("RANK", "0") == "0":
         typer.echo(f"{out} is complete")
+
+
+@takes(given=output)
+def decode(
+    model: Annotated[str, typer.Argument(help="The model that drew it: a folder or a name.")],
+    ensemble: Annotated[Path, typer.Argument(help="An ensemble that was kept with its latents.")],
+    out: Annotated[Path, typer.Argument(help="Where to write: .zarr, or .nc.")],
+    given: Any,
+) -> None:
+    """Decode the latents of an ensemble, to variables and levels it was not given out with.
+
+    Example: appa decode planet analysis.zarr t850.zarr --variables temperature --levels 850
+    """
+    from ..tasks.analyses import decode_store
+    from ..tasks.loading import load
+
+    typer.echo(f"{decode_store(load(model), ensemble, out, **given)} is complete")
 
 
 def representation(
