@@ -106,6 +106,14 @@ def test_resumed_by_another_number_of_processes(folder, one, two, case):
     same(one["weights"], found["weights"])
 
 
+# each rank to a file of its own: lines that two processes print at once run into each other
+TELL = """
+from pathlib import Path
+
+def tell(rank, what):
+    Path(__file__).with_name(f"rank{rank}").write_text(str(what))
+"""
+
 # a rank that waits for another to send gives up after three seconds
 WAITING = """
 import time
@@ -119,7 +127,7 @@ with distributed("cpu") as ranks:
     told = ranks.first(lambda: time.sleep(6) or "six seconds later")
     _set_pg_timeout(timedelta(minutes=5))
     assert ranks.first(lambda: ranks.rank) == 0
-    print(told)
+    tell(ranks.rank, told)
 """
 
 REPLICATED = """
@@ -132,7 +140,8 @@ with distributed("cpu") as ranks, warnings.catch_warnings():
     module = replicate(ranks, torch.nn.BatchNorm1d(1, affine=True))
     assert not module.will_sync_module_buffers()
     module(torch.full((2, 1), float(ranks.rank)))
-    print(round(module.module.running_mean.item(), 3))  # a tenth of the mean, each rank's its own
+    # a tenth of the mean, each rank's its own
+    tell(ranks.rank, round(module.module.running_mean.item(), 3))
 """
 
 
@@ -145,7 +154,7 @@ with distributed("cpu") as ranks, warnings.catch_warnings():
     ],
 )
 def test_two_processes(tmp_path, script, told):
-    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "script.py").write_text(TELL + script)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*launch, str(tmp_path / "script.py")],
@@ -155,7 +164,7 @@ def test_two_processes(tmp_path, script, told):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == told
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == told
 
 
 def test_alone():
