@@ -12,11 +12,7 @@ from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
 from appa.observations.harmonics import Correlated, Harmonics
 from appa.observations.representation import Representation, estimate
-from appa.observations.residual import (
-    ResidualSampler,
-    continue_residual,
-    draw_residual,
-)
+from appa.observations.residual import ResidualSampler
 
 from .small_space import compiled, dense, dense_space, dense_time, make_space, places
 
@@ -44,6 +40,12 @@ class Given:
         return noise.reshape(self.members, *shape)
 
 
+def draw(operators, departure, rep, space, noise, **options):
+    return ResidualSampler(rep, space, departure.device).draw(
+        operators, departure, noise, **options
+    )
+
+
 def space_and_rep(grid, surface, std=0.1, length=2500.0, memory=MEMORY, land=None, sd=2.0):
     space = make_space(grid, surface, std=sd, land=land)
     return space, Representation.of(grid, space.standardizer.channels, std, memory, length)
@@ -69,15 +71,15 @@ def gain_and_root(operators, rep, space, channel: int = 0):
     hours = len(operators)
     n = sum(len(o) for o in operators if o)
     options = {"channels": [channel], "tolerance": 1e-6}
-    gain, report = draw_residual(operators, torch.eye(n), rep, space, Given(n), **options)
+    gain, report = draw(operators, torch.eye(n), rep, space, Given(n), **options)
     size = hours * Correlated(rep, channel, hours, Harmonics(rep.grid)).space.size
     fields = Given(size, [channel], fields=torch.eye(size))
-    by_field, _ = draw_residual(operators, torch.zeros(size, n), rep, space, fields, **options)
+    by_field, _ = draw(operators, torch.zeros(size, n), rep, space, fields, **options)
     parts = [by_field.flatten(1)]
     if report.used:
         errors = Given(report.used, [channel], errors=torch.eye(report.used))
         none = torch.zeros(report.used, n)
-        by_error, _ = draw_residual(operators, none, rep, space, errors, **options)
+        by_error, _ = draw(operators, none, rep, space, errors, **options)
         parts.append(by_error.flatten(1))
     root = torch.cat(parts)
     return gain.flatten(1).T.double().numpy(), root.T.double().numpy()
@@ -173,7 +175,7 @@ def test_hours_without_observations_and_channels_without():
     assert gain[0] == pytest.approx(rep.in_time(0, 1) * gain[1], abs=1e-5)
     root = gain_and_root(operators, rep, space, channel=1)[1]
     assert root @ root.T == pytest.approx(dense(rep, 1, 3), abs=1e-5)
-    nothing = draw_residual([None], torch.zeros(2, 0), rep, space, Given(2))
+    nothing = draw([None], torch.zeros(2, 0), rep, space, Given(2))
     assert nothing[0].shape == (2, 1, 2, 5, 8)
     assert nothing[1].used == 0
 
@@ -187,7 +189,7 @@ def test_land_has_no_r():
     operators = compiled(space, 1, [(0, SST, np.nan, *place, 0.001)])
     size = Correlated(rep, 0, 1, Harmonics(grid)).space.size
     noise = Given(1, [0], fields=torch.randn(1, size, generator=torch.Generator().manual_seed(0)))
-    r, _ = draw_residual(operators, torch.full((1, 1), 30.0), rep, space, noise)
+    r, _ = draw(operators, torch.full((1, 1), 30.0), rep, space, noise)
     assert (r[0, 0, 0][torch.from_numpy(land)] == 0).all()
     # 30 errors of 0.001, in units of a standard deviation of 2; the sea point is all of it
     assert float(r[0, 0, 0, 2, 2]) == pytest.approx(30 * 0.001 / 2, rel=2e-3)
@@ -204,13 +206,13 @@ def test_others_do_not_move_r():
     ]
     operators = compiled(space, 1, rows)
     level = operators[0].rows["level"].to_numpy()
-    r, report = draw_residual(operators, torch.ones(1, 3), rep, space, Given(1))
+    r, report = draw(operators, torch.ones(1, 3), rep, space, Given(1))
     assert (report.used, report.unused, report.channels) == (1, 2, ["t850"])
     moved = r.abs().amax((0, 1, 3, 4)) > 0
     assert moved.tolist() == [False, False, False, True]
     assert (level == 850).sum() == 1
     with pytest.raises(DataError, match=r"expected \(members, 3\)"):
-        draw_residual(operators, torch.ones(1, 4), rep, space, Given(1))
+        draw(operators, torch.ones(1, 4), rep, space, Given(1))
 
 
 def seeded(members):
@@ -246,9 +248,7 @@ def test_members_do_not_depend_on_their_batch():
     assert report.used == len(rows)
     # other operators are not those that were kept
     less, told = sampler.draw(operators[:2], departure[:, : len(rows) // 2], seeded(range(4)))
-    fresh, _ = draw_residual(
-        operators[:2], departure[:, : len(rows) // 2], rep, space, seeded(range(4))
-    )
+    fresh, _ = draw(operators[:2], departure[:, : len(rows) // 2], rep, space, seeded(range(4)))
     assert told.used == len(rows) // 2
     assert torch.equal(less, fresh)
 
@@ -262,7 +262,7 @@ def test_without_observations_r_is_as_free_as_before():
     for c in (0, 1):
         size = hours * Correlated(rep, c, hours, Harmonics(grid)).space.size
         noise = Given(size, [c], fields=torch.eye(size))
-        r, report = draw_residual([None] * hours, torch.zeros(size, 0), rep, space, noise)
+        r, report = draw([None] * hours, torch.zeros(size, 0), rep, space, noise)
         assert report.used == report.iterations == 0
         root = r[:, :, c].flatten(1).double().numpy()
         b = dense(rep, c, hours)
@@ -290,14 +290,15 @@ def test_continuation_is_conditioning(past, hours):
             assert step == (c, 2)
             return torch.eye(size).reshape(size, *shape)
 
-        new = continue_residual(rep, torch.zeros(size, past, 1, 4, 6), hours, eye, channels=[c])
+        sampler = ResidualSampler(rep, None, torch.device("cpu"))
+        new = sampler.forward(torch.zeros(size, past, 1, 4, 6), hours, eye, channels=[c])
         root = new.flatten(1).double().numpy()
         assert root.T @ root == pytest.approx(left, abs=1e-4 * b.max())
         # departures of r's own shapes: those it never has tell nothing of the inverse
         shapes = np.random.default_rng(0).standard_normal((3, n)) @ b[:n, :n] / b.max()
         begun = torch.from_numpy(shapes).float().view(3, past, 1, 4, 6)
-        mean = continue_residual(
-            rep, begun, hours, lambda shape, *step: torch.zeros(3, *shape), channels=[c]
+        mean = sampler.forward(
+            begun, hours, lambda shape, *step: torch.zeros(3, *shape), channels=[c]
         )
         expected = shapes @ gain.T
         found = mean.flatten(1).double().numpy()

@@ -51,7 +51,7 @@ from .harmonics import Correlated, Harmonics, root_of
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["Report", "ResidualSampler", "continue_residual", "draw_residual"]
+__all__ = ["Report", "ResidualSampler"]
 
 PAST = 24  # hours; of a planet's r, more would tell what follows by 2 % at most
 ROUNDING = 1e-5  # the variance r is known within
@@ -287,31 +287,6 @@ def _continuation(
     # Hours of a smooth r are nearly dependent, and known to single precision.
     gain = np.linalg.solve(within + ROUNDING * np.eye(past), across.T).T
     return torch.from_numpy(gain), root_of(times[past:, past:] - gain @ across.T)
-
-
-def draw_residual(
-    operators: Sequence[Any],
-    departure: Tensor,
-    rep: Representation,
-    space: StateSpace,
-    noise: Noise,
-    **options: Any,
-) -> tuple[Tensor, Report]:
-    r"""Draws :math:`r \sim p(r \mid y, z)` once, see :meth:`ResidualSampler.draw`."""
-    sampler = ResidualSampler(rep, space, departure.device)
-    return sampler.draw(operators, departure, noise, **options)
-
-
-def continue_residual(
-    rep: Representation,
-    past: Tensor,
-    hours: int,
-    noise: Noise,
-    *,
-    channels: Sequence[int] | None = None,
-) -> Tensor:
-    r"""Draws :math:`r` of the next hours once, see :meth:`ResidualSampler.forward`."""
-    return ResidualSampler(rep, None, past.device).forward(past, hours, noise, channels=channels)
 
 
 # Where a channel was observed: the hour, which rows of its operator, which of all observations.
