@@ -22,9 +22,7 @@ largest allocation on the device.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import platform
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -34,10 +32,11 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from common import machine, peak, planet_states, write_json
 
 from appa.config import Config, load_config
 from appa.data.clock import clock_features
-from appa.data.planet import open_planet, statistics
+from appa.data.planet import statistics
 from appa.data.stores import open_store
 from appa.data.writing import COORDINATES, StoreWriter, make_template
 from appa.progress import progress
@@ -58,10 +57,7 @@ CHUNK = {"cpu": 1, "cuda": 20}
 
 def write(folder: Path, config: Config, hours: int) -> None:
     r"""Stores of states and of latents, in the training split."""
-    planet, data, grid = open_planet(), config.data, config.grid
-    rows = np.abs(planet.latitude.values - grid.latitude[:, None]).argmin(axis=1)
-    columns = np.abs(planet.longitude.values - grid.longitude[:, None]).argmin(axis=1)
-    near = planet.isel(latitude=rows, longitude=columns).sel(level=list(data.levels))
+    near, data, grid = planet_states(config), config.data, config.grid
     start = np.datetime64(data.splits.period("train").start, "h")
     times = (start + np.arange(hours)).astype("datetime64[ns]")
     template = make_template(
@@ -77,7 +73,7 @@ def write(folder: Path, config: Config, hours: int) -> None:
         progress(len(writer.blocks), "writing states", "blocks") as bar,
     ):
         for i, block in enumerate(writer.blocks):
-            hour = np.arange(hours)[block] % planet.sizes["time"]
+            hour = np.arange(hours)[block] % near.sizes["time"]
             for name in writer.variables:
                 part = near[name].isel(time=hour).load()
                 values = xr.Dataset({name: (part.dims, part.values)}, {"time": times[block]})
@@ -192,18 +188,6 @@ def settings(config: Config, network: str, batch: int | None, plain: bool) -> Co
     return config.model_copy(update={"training": training})
 
 
-def peak() -> int:
-    r"""The largest resident set of this process; `ru_maxrss` would count its parent's."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def machine() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--preset", default="planet", help="a configuration")
@@ -240,7 +224,7 @@ def main() -> None:
         of = [r for r in rows if r["network"] == row["network"] and r["way"] == "plain"]
         row["times_plain"] = row["per_second"] / of[0]["per_second"] if of else None
     result = {"preset": arguments.preset, "machine": machine(), "rows": rows}
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(arguments.output, result)
     print(f"{arguments.preset} on {machine()}\n\n{table(rows)}")
 
 

@@ -62,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
 def run(folder: Path, *args: str) -> str:
     app = typer.Typer()
     evaluate.register(app)
-    paths = [str(folder / a) if a.endswith((".nc", ".zarr")) else a for a in args]
+    paths = [str(folder / a) if a.endswith((".nc", ".zarr")) and "/" not in a else a for a in args]
     result = CliRunner().invoke(app, paths)
     if result.exception is not None:
         raise result.exception
@@ -128,6 +128,43 @@ def test_climatology(folder, tmp_path):
     *_, skill, crps = row(output, "t850")
     assert float(skill) == pytest.approx(5, rel=0.02)
     assert float(crps) == pytest.approx(5 / np.sqrt(np.pi), rel=0.02)
+
+
+def test_forecasts(folder, tmp_path):
+    r"""Of eight dates, with members τ/10 above and below the truth, and 1 off for B at 6 hours; the
+    truth of the hour they were issued at is √2 · 5 off."""
+    truth = world()
+    sign = xr.DataArray([1.0, -1.0], {"member": [0, 1]})
+    for day in range(DAYS):
+        part = truth[["temperature"]].isel(time=slice(24 * day + 1, 24 * day + 13))
+        lead = xr.DataArray(np.arange(1.0, 13), {"time": part["time"]})
+        a = (part + 0.1 * lead * sign).transpose("member", ...).assign_attrs(task="forecast")
+        b = (a + (lead == 6)).assign_attrs(task="forecast")
+        a.to_netcdf(tmp_path / f"a{day}.nc")
+        b.to_netcdf(tmp_path / f"b{day}.nc")
+    out = tmp_path / "scores.nc"
+    pattern = f"{tmp_path}/a*.nc"
+    output = run(folder, pattern, "--truth", "truth.zarr", "--persistence", "--out", str(out))
+    assert "2 members, 8 forecasts of 1 to 12 h" in output
+    titles = re.findall(r"^global, (\d+) h ahead", output, re.MULTILINE)
+    assert titles == ["1", "6", "12"]
+    _, _, spread, _, _, skill, _ = row(output.split("12 h ahead")[1], "t500")
+    assert float(spread) == pytest.approx(1.2 * np.sqrt(2), rel=5e-3)
+    error = 5 / np.sqrt(DAYS * 8 * 16)
+    assert float(skill) == pytest.approx(5 * np.sqrt(2), rel=error)
+    scores = xr.open_dataset(out)
+    assert scores["estimate"].values.tolist() == ["A", "persistence"]
+    assert dict(scores.sizes) == {"estimate": 2, "region": 1, "lead_time": 12, "channel": 2}
+
+    output = run(folder, pattern, f"{tmp_path}/b*.nc", "--truth", "truth.zarr", "--leads", "1,6")
+    one, six = output.split("global, 6 h ahead", 1)
+    assert row(one, "t500")[-1] == "·"
+    assert row(six, "t500")[-1] == "A"
+    assert "8 dates: " in six
+    with pytest.raises(DataError, match="no forecast has lead time 13 h; they have 1 to 12 h"):
+        run(folder, pattern, "--truth", "truth.zarr", "--leads", "13")
+    with pytest.raises(SystemExit):  # a pattern without quotes
+        run(folder, *sorted(map(str, tmp_path.glob("a*.nc"))), "--truth", "truth.zarr")
 
 
 def test_errors(folder, tmp_path):

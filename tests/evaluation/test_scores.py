@@ -56,10 +56,11 @@ def test_undefined_values_take_no_part():
     estimate = estimate.where(rng.random(truth.shape) < 0.8)
     found = rmse(estimate, truth)
     assert found.dims == ("level",)
+    x, y = estimate.values, truth.values
     for k in range(2):
         top = bottom = 0.0
         for t, i, j in np.ndindex(3, *GRID.shape):
-            d = float(estimate[t, k].values[i, j]) - float(truth[t, k].values[i, j])
+            d = float(x[t, k, i, j]) - float(y[t, k, i, j])
             if np.isfinite(d):
                 top, bottom = top + GRID.weights[i] * d**2, bottom + GRID.weights[i]
         assert float(found[k]) == pytest.approx(np.sqrt(top / bottom), rel=1e-12)
@@ -257,6 +258,16 @@ def test_an_hour_at_a_time(monkeypatch):
     assert sum(sizes) == members.nbytes - sum(c.nbytes for c in members.coords.values())
     assert max(sizes) <= hour // 2
 
+    # tiles with all hours: rows and columns at a time, each read once
+    parts = members.chunk(time=-1, member=1, latitude=8, longitude=16)
+    for name in parts.data_vars:
+        parts[name] = parts[name].copy(data=dask.array.map_blocks(block, parts[name].data))
+    monkeypatch.setattr(ensembles, "MOST", 4 * 7 * 2 * 8 * 16 * 4)
+    monkeypatch.setattr(ensembles, "SLAB", 4 * 16 * 3)
+    sizes.clear()
+    xr.testing.assert_allclose(evaluate(parts, truth, workers=1), whole, rtol=1e-12)
+    assert sum(sizes) == members.nbytes - sum(c.nbytes for c in members.coords.values())
+
 
 def test_hours_levels_and_variables_both_have():
     truth, members = world(), ensemble(2)
@@ -273,10 +284,38 @@ def test_hours_levels_and_variables_both_have():
     later = truth.assign_coords(time=truth["time"] + np.timedelta64(99, "D"))
     with pytest.raises(DataError, match="no hour in common"):
         evaluate(members, later)
-    with pytest.raises(DataError, match="not in canonical order"):
-        evaluate(members.isel(latitude=slice(None, None, -1)), truth)
+    normal = members.isel(member=0).assign(temperature_std=members["temperature"].std("member"))
+    with pytest.raises(DataError, match="not in canonical order"):  # who knows what of it
+        evaluate(normal.isel(latitude=slice(None, None, -1)), truth)
     with pytest.raises(DataError, match="regrid"):
         evaluate(members.isel(longitude=slice(None, None, 2)), truth)
+
+
+def test_other_orders_units_and_names():
+    r"""South first, from the date line, in °C, with other names: the same scores."""
+    truth, members = world(), ensemble(2)
+    other = members.isel(latitude=slice(None, None, -1), level=[1, 0]).roll(longitude=24)
+    east = (np.roll(GRID.longitude, 24) + 180) % 360 - 180
+    other = other.assign_coords(longitude=east).rename(member="number", latitude="lat")
+    other["temperature"] = (other["temperature"] - 273.15).assign_attrs(units="°C")
+    found = evaluate(other, truth, by="all")
+    xr.testing.assert_allclose(found, evaluate(members, truth, by="all"), rtol=1e-4)
+
+
+def test_hemispheres():
+    r"""Of a grid with a row on the equator, which is off by 1: each has half of it."""
+    grid = Grid("equiangular", 5, 8)
+    truth = xr.Dataset(
+        {"2m_temperature": (("time", "latitude", "longitude"), np.zeros((1, 5, 8), "f4"))},
+        {"time": [np.datetime64("2021-01-01", "ns")]}
+        | {"latitude": grid.latitude, "longitude": grid.longitude},
+    )
+    row = xr.DataArray([0.0, 0, 1, 2, 0], dims="latitude")
+    names = ("northern-hemisphere", "southern-hemisphere")
+    square = evaluate(truth + row, truth, regions=names, by="all")["skill"].values[:, 0] ** 2
+    equator = np.sin(np.deg2rad(22.5))  # of a hemisphere's area
+    middle = np.sin(np.deg2rad(67.5)) - equator
+    np.testing.assert_allclose(square, [equator, equator + 4 * middle], rtol=1e-6)
 
 
 def test_standardized():

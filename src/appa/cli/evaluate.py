@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MANY, FEW = 20, (850, 700, 500, 250)  # channels of a table, and levels of one with more
+LEADS = (1, 6, 12, 24, 48, 72, 120, 168, 240)  # hours of tables of forecasts, and the last
 
 
 def register(app: typer.Typer) -> None:
@@ -21,28 +22,47 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    a: Annotated[str, typer.Argument(help="An ensemble: .zarr, .nc, or any store of states.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A [B]",
+            help="An ensemble: .zarr, .nc, or any store of states; several dates as a pattern in "
+            "quotes, or with commas. B: another one of the same hours, to compare it with.",
+        ),
+    ],
     truth: Annotated[str, typer.Option(help="The truth: a path, a URL, or 'planet'.")],
-    b: Annotated[
-        str | None, typer.Argument(help="Another one of the same hours, to compare it with.")
-    ] = None,
     climatology: Annotated[
         str | None,
-        typer.Option(help="A climatology to score beside them, or 'planet' for the bundled one."),
+        typer.Option(help="A climatology to score beside A, or 'planet' for the bundled one."),
     ] = None,
+    persistence: Annotated[
+        bool,
+        typer.Option(
+            "--persistence", help="Score beside forecasts A the truth of the last known hour."
+        ),
+    ] = False,
     regions: Annotated[
         str,
         typer.Option(
-            help="With commas: global, northern-extratropics, southern-extratropics, tropics, "
-            "land, ocean."
+            help="With commas: global, northern-hemisphere, southern-hemisphere, "
+            "northern-extratropics, southern-extratropics, tropics, land, ocean."
         ),
     ] = "global",
     variables: Annotated[
         str | None,
         typer.Option(help="Variables, or channels such as z500, with commas; by default all."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days that are resampled together.")] = 1,
+    leads: Annotated[
+        str | None,
+        typer.Option(help="Lead times of forecasts to show, in hours with commas."),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, help="Days that are resampled together, or runs issued in them.")
+    ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The seed of resampling.")] = 0,
+    scheduler: Annotated[
+        str | None, typer.Option(help="A Dask scheduler, e.g. tcp://host:8786; else threads.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the scores of every hour to this .nc file.")
     ] = None,
@@ -50,47 +70,55 @@ def evaluate(
     """Score an ensemble against the truth, or tell which of two is better.
 
     Skill is the error of the ensemble mean, CRPS that of the ensemble (fair), ratio spread over
-    skill. Of two, differences are told with 95 % intervals from resampled days.
+    skill. Forecasts are scored by lead time, several dates together. Of two, differences are told
+    with 95 % intervals from resampled days, or dates.
 
     Example: appa evaluate analysis.zarr --truth planet --regions global,tropics
+
+    Example: appa evaluate 'runs/*.zarr' --truth planet --leads 6,24,72
     """
     from ..data import netcdf
-    from ..evaluation.baselines import climate
-    from ..evaluation.ensembles import averages
     from ..evaluation.files import KIND
+    from ..evaluation.forecasts import open_runs, run_averages
     from ..evaluation.scores import metrics, pool
-    from ..tasks.analyses import open_analysis
     from .options import told
 
+    if len(runs) > 2:
+        raise typer.BadParameter(
+            f"{len(runs)} ensembles, where two are compared; several dates of one go in quotes, "
+            "as in 'runs/*.zarr'",
+            param_hint="A [B]",
+        )
     if out is not None:
         netcdf.probe(out, KIND)
-    chosen: dict[str, Any] = {"regions": _words(regions)}
+    chosen: dict[str, Any] = {"regions": _words(regions), "scheduler": scheduler}
     if variables is not None:
         chosen["variables"] = _words(variables)
-    runs = {"A": open_analysis(a)} | ({"B": open_analysis(b)} if b is not None else {})
-    if climatology is not None:
-        run = runs["A"]
-        levels = run["level"].values.tolist() if "level" in run.coords else None
-        names = [str(name) for name in run.data_vars]
-        runs["climatology"] = climate(climatology, run["time"].values, names, levels)
+    given = {name: open_runs(path) for name, path in zip("AB", runs, strict=False)}
+    given |= _beside(given["A"], truth, climatology, persistence)
     with told():
-        means = {name: averages(run, truth, **chosen) for name, run in runs.items()}
+        means = {name: run_averages(part, truth, **chosen) for name, part in given.items()}
     if out is not None:
-        netcdf.save(_joined({name: metrics(part) for name, part in means.items()}), out, KIND)
+        scores = {name: metrics(_by_date(part)) for name, part in means.items()}
+        netcdf.save(_joined(scores), out, KIND)
 
-    hours = means["A"].sizes["time"]
-    typer.echo(f"A  {a}: {_members(means['A'])}, {hours} hours")
-    if b is not None:
-        typer.echo(f"B  {b}: {_members(means['B'])}")
-    pooled = {name: metrics(pool(part)) for name, part in means.items()}
-    shown = _shown(pooled["A"])
-    for region in chosen["regions"]:
-        at = {name: part.sel(region=region) for name, part in pooled.items()}
-        if b is None:
-            _table(region, at, shown)
-        else:
-            _differences(region, means, shown, days, seed)
-    left = means["A"].sizes["channel"] - len(shown)
+    for name, path in zip("AB", runs, strict=False):
+        typer.echo(f"{name}  {path}: {_about(means[name])}")
+    for lead in _leads(means["A"], leads):
+        at, title = means, ""
+        if lead is not None:
+            at = {k: m.sel(lead_time=[lead]) for k, m in means.items() if lead in m["lead_time"]}
+            title = f", {lead:g} h ahead"
+        for region in chosen["regions"]:
+            part = {name: m.sel(region=[region]) for name, m in at.items()}
+            shown = _shown(part["A"])
+            if "B" in part:
+                _differences(region + title, part, shown, days, seed)
+            elif "B" not in means:
+                dims = ("init_time", "lead_time") if lead is not None else "time"
+                scores = {k: metrics(pool(m, dims)).isel(region=0) for k, m in part.items()}
+                _table(region + title, scores, shown)
+    left = means["A"].sizes["channel"] - len(_shown(means["A"]))
     if left:
         where = f"{out} has all" if out is not None else "--variables shows them, --out has all"
         typer.echo(f"{left} other channels are scored too: {where}")
@@ -98,13 +126,74 @@ def evaluate(
         typer.echo(f"{out} is written")
 
 
+def _beside(
+    runs: list[xr.Dataset], truth: str, climatology: str | None, persistence: bool
+) -> dict[str, list[xr.Dataset]]:
+    r"""What is scored beside runs, at their hours."""
+    from ..data.stores import open_store
+    from ..evaluation.baselines import climate, persisted
+    from ..evaluation.forecasts import issued
+
+    found: dict[str, list[xr.Dataset]] = {}
+    names = [str(name) for name in runs[0].data_vars]
+    levels = runs[0]["level"].values.tolist() if "level" in runs[0].coords else None
+    if climatology is not None:
+        found["climatology"] = []
+        for run in runs:
+            part = climate(climatology, run["time"].values, names, levels)
+            start = issued(run)
+            about = {} if start is None else {"forecast_reference_time": str(start)}
+            found["climatology"].append(part.assign_attrs(about))
+    if persistence:
+        known = open_store(truth)
+        found["persistence"] = [persisted(known, run, names) for run in runs]
+    return found
+
+
+def _leads(means: xr.Dataset, wanted: str | None) -> list[Any]:
+    r"""The lead times that are shown, or nothing for all hours together."""
+    from ..errors import DataError
+
+    if "lead_time" not in means.dims:
+        if wanted is not None:
+            raise DataError(
+                "--leads is for forecasts; the ensemble does not say when it was issued"
+            )
+        return [None]
+    known = means["lead_time"].values.tolist()
+    if wanted is None:
+        return [hour for hour in known if hour in LEADS or hour == known[-1]]
+    try:
+        hours = [float(word) for word in _words(wanted)]
+    except ValueError:
+        raise DataError(f"found --leads {wanted}, expected hours such as 6,24,72") from None
+    lost = [hour for hour in hours if hour not in known]
+    if lost:
+        ends = f"{known[0]:g} to {known[-1]:g} h"
+        raise DataError(f"no forecast has lead time {lost[0]:g} h; they have {ends}")
+    return hours
+
+
+def _by_date(means: xr.Dataset) -> xr.Dataset:
+    r"""Forecasts by lead time, all dates together; others as they are."""
+    from ..evaluation.scores import pool
+
+    return pool(means, "init_time") if "init_time" in means.dims else means
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _members(means: xr.Dataset) -> str:
+def _about(means: xr.Dataset) -> str:
     m = means.attrs["members"]
-    return f"{m} members" if m > 1 else "1 state an hour"
+    members = f"{m} members" if m > 1 else "1 state an hour"
+    if "init_time" in means.dims:
+        dates, hours = means.sizes["init_time"], means["lead_time"].values
+        many = f"{dates} forecasts" if dates > 1 else "1 forecast"
+        return f"{members}, {many} of {hours[0]:g} to {hours[-1]:g} h"
+    runs = len(set(means["start"].values.tolist())) if "start" in means.coords else 1
+    return f"{members}, {means.sizes['time']} hours" + (f" in {runs} runs" if runs > 1 else "")
 
 
 def _shown(scores: xr.Dataset) -> list[str]:
@@ -131,19 +220,19 @@ def _look(scores: xr.Dataset, channel: str) -> tuple[float, str]:
 
 
 def _table(region: str, scores: dict[str, xr.Dataset], channels: list[str]) -> None:
-    r"""Prints the scores of one run, and of climatology beside it."""
-    run, climate = scores["A"], scores.get("climatology")
+    r"""Prints the scores of one run, and of others beside it."""
+    run, others = scores["A"], {k: part for k, part in scores.items() if k != "A"}
     heads = ["", "unit", "skill", "spread", "ratio", "CRPS"]
-    heads += ["skill, clim.", "CRPS, clim."] if climate is not None else []
+    heads += [f"{word}, {name[:4]}." for name in others for word in ("skill", "CRPS")]
     rows = []
     for channel in channels:
         scale, unit = _look(run, channel)
         at = run.sel(channel=channel)
         row = [channel, unit, *(_number(at[k], scale) for k in ("skill", "spread"))]
         row += [_number(at["ratio"], 1, 2), _number(at["crps"], scale)]
-        if climate is not None:
-            known = channel in climate["channel"].values
-            beside = climate.sel(channel=channel) if known else None
+        for other in others.values():
+            known = channel in other["channel"].values
+            beside = other.sel(channel=channel) if known else None
             row += ["·" if beside is None else _number(beside[k], scale) for k in ("skill", "crps")]
         rows.append(row)
     _print(region, heads, rows)
@@ -155,8 +244,8 @@ def _differences(
     r"""Prints the scores of two runs, and which differences are real."""
     from ..evaluation.comparison import FEWEST, compare
 
-    a, b = (means[name].sel(region=[region]) for name in "AB")
-    found = compare(a, b, days=days, seed=seed).isel(region=0)
+    found = compare(means["A"], means["B"], days=days, seed=seed).isel(region=0)
+    found = found.squeeze("lead_time") if "lead_time" in found.dims else found
     known = [c for c in channels if c in found["channel"].values]
     verdicts = []
     for score, word in (("skill", "skill"), ("crps", "CRPS")):
@@ -176,7 +265,10 @@ def _differences(
         heads = ["", "unit", f"{word}, A", f"{word}, B", "B − A", "95 %", "better"]
         _print(region, heads, rows)
     blocks = found.attrs["blocks"]
-    told = f"{blocks} {'block' if blocks == 1 else 'blocks'} of {days * 24} hours"
+    one = "block" if blocks == 1 else "blocks"
+    told = f"{blocks} {one} of {days * 24} hours"
+    if "init_time" in means["A"].dims or "start" in means["A"].coords:
+        told = f"{blocks} {one} of dates" if days > 1 else f"{blocks} dates"
     if blocks < FEWEST:
         typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real")
     else:

@@ -4,6 +4,7 @@ r"""What is known without observations, or without a model: estimates to stand b
   from its climatology :math:`\mu(t)` and the deviation :math:`\sigma` of anomalies.
 * :func:`persistence` is the last state of an analysis, member by member, at later hours. Its mean
   is the persistence of the mean.
+* :func:`persisted` is the truth of the hour a forecast was issued at, at the forecast's hours.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..data.clock import as_datetime64
 from ..errors import DataError
 from .streaming import open_climatology
 
-__all__ = ["climate", "persistence"]
+__all__ = ["climate", "persisted", "persistence"]
 
 HOURS = 24  # evaluated at once
 
@@ -68,3 +69,27 @@ def persistence(analysis: xr.Dataset, times: Any) -> xr.Dataset:
     """
     last = analysis.drop_vars("latents", errors="ignore").isel(time=-1, drop=True)
     return last.expand_dims(time=np.atleast_1d(as_datetime64(times)).astype("datetime64[ns]"))
+
+
+def persisted(truth: xr.Dataset, run: xr.Dataset, variables: Sequence[str] | None = None) -> Any:
+    r"""The truth of the hour a forecast was issued at, at the forecast's hours.
+
+    Arguments:
+        truth: The truth, which has that hour.
+        run: A forecast, see :func:`appa.evaluation.forecasts.issued`.
+        variables: Those wanted, by default all.
+    """
+    from .forecasts import issued
+
+    start = issued(run)
+    if start is None:
+        raise DataError(
+            "what persists is the last hour that was known, and the run does not say which: "
+            "persistence is for forecasts"
+        )
+    if start not in truth["time"].values:
+        raise DataError(f"the truth has no {start.astype('datetime64[h]')} to persist")
+    names = [n for n in truth.data_vars if "time" in truth[n].dims]
+    names = [n for n in names if variables is None or n in variables]
+    found = persistence(truth[names].sel(time=[start]), run["time"].values)
+    return found.assign_attrs(forecast_reference_time=str(start))

@@ -1,7 +1,9 @@
 r"""Differences between two runs, and which of them are real.
 
 Scores of neighbouring hours are not independent, so that hours are resampled in blocks of days,
-the same for both runs: what makes a day hard is common to both and cancels. From :math:`B` samples
+the same for both runs: what makes a day hard is common to both and cancels. Of forecasts, the dates
+they were issued at are the blocks, and each lead time has its interval; of analyses in several
+runs, the runs. From :math:`B` samples
 of :math:`n` blocks with replacement, each with its means pooled and its scores taken anew, the
 interval of the difference is
 
@@ -27,7 +29,7 @@ from ..errors import DataError
 from .ensembles import STATISTICS
 from .scores import metrics, pool
 
-__all__ = ["FEWEST", "compare"]
+__all__ = ["FEWEST", "compare", "resampled"]
 
 FEWEST = 6  # blocks
 COMPARED = ("skill", "crps", "ratio")
@@ -45,32 +47,41 @@ def compare(
     r"""Compares two runs over the hours, regions and channels that both have.
 
     Arguments:
-        a, b: Their means of statistics, see :func:`appa.evaluation.ensembles.averages`.
-        days: The days of a block.
+        a, b: Their means of statistics, see :func:`appa.evaluation.ensembles.averages`, or
+            :func:`appa.evaluation.forecasts.run_averages` for several runs.
+        days: The days of a block; of several runs, those within which they start.
         resamples: The number of samples :math:`B`.
         confidence: The confidence :math:`1 - \alpha` of intervals.
         seed: The seed.
 
     Returns:
-        For skill, CRPS and ratio, with dimensions `(region, channel)`: `<score>_a`, `<score>_b`,
-        `<score>_difference` (b − a), `<score>_low` and `<score>_high`, the ends of its interval,
-        and `<score>_real`. The ends are NaN with fewer than two blocks.
+        For skill, CRPS and ratio, with dimensions `(region, [lead_time,] channel)`: `<score>_a`,
+        `<score>_b`, `<score>_difference` (b − a), `<score>_low` and `<score>_high`, the ends of its
+        interval, and `<score>_real`. The ends are NaN with fewer than two blocks.
     """
     from scipy import stats
 
     if days < 1:
         raise DataError(f"a block has 1 day or more, found days={days}")
-    keys = ("region", "time", "channel")
+    keys = a["crps"].dims
+    if set(keys) != set(b["crps"].dims):
+        raise DataError(
+            f"one run has {', '.join(map(str, keys))}, the other "
+            f"{', '.join(map(str, b['crps'].dims))}: forecasts are compared with forecasts"
+        )
     if any(not set(a[key].values) & set(b[key].values) for key in keys):
-        raise DataError("the two runs have no hours, regions or channels in common to compare")
+        what = "dates, lead times" if "init_time" in keys else "hours"
+        raise DataError(f"the two runs have no {what}, regions or channels in common to compare")
     a, b = xr.align(a, b, join="inner")
 
-    day = a["time"].values.astype("datetime64[D]").astype(np.int64)
+    dim = "init_time" if "init_time" in keys else "time"
+    label = a["start"] if "start" in a.coords else a[dim]
+    day = label.values.astype("datetime64[D]").astype(np.int64)
     _, block = np.unique((day - day.min()) // days, return_inverse=True)
     n = int(block.max()) + 1
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-    whole = [metrics(pool(run)) for run in (a, b)]
-    drawn = [metrics(_resampled(run, block, counts)) for run in (a, b)]
+    whole = [metrics(pool(run, dim)) for run in (a, b)]
+    drawn = [metrics(resampled(run, dim, block, counts)) for run in (a, b)]
 
     tail = np.nan
     if n > 1:
@@ -84,7 +95,7 @@ def compare(
         ends = np.full((2, *samples.shape[1:]), np.nan)
         if n > 1:
             ends = np.quantile(samples, [tail, 1 - tail], axis=0)
-        dims = ("region", "channel")
+        dims = drawn[0][name].dims[1:]
         data[f"{name}_low"], data[f"{name}_high"] = (dims, ends[0]), (dims, ends[1])
         real = (ends[0] > 0) | (ends[1] < 0)
         data[f"{name}_real"] = (dims, real & (n >= FEWEST))
@@ -92,9 +103,11 @@ def compare(
     return xr.Dataset(data).assign_attrs(about, seed=seed)
 
 
-def _resampled(means: xr.Dataset, block: np.ndarray, counts: np.ndarray) -> xr.Dataset:
-    r"""The pooled means of samples of blocks, with dimensions `(sample, region, channel)`."""
-    weight = means["weight"].transpose("time", "region", "channel").values
+def resampled(means: xr.Dataset, dim: str, block: np.ndarray, counts: np.ndarray) -> xr.Dataset:
+    r"""The pooled means of samples of blocks, with dimensions `(sample, region, [lead_time,]
+    channel)`."""
+    means = means.transpose(dim, "region", ..., "channel")
+    weight = means["weight"].values
     counts = counts.astype(np.float64)
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -103,11 +116,11 @@ def _resampled(means: xr.Dataset, block: np.ndarray, counts: np.ndarray) -> xr.D
         return np.tensordot(counts, blocks, 1)
 
     weights = total(weight)
-    dims, found = ("sample", "region", "channel"), {}
+    dims, found = ("sample", *means["weight"].dims[1:]), {}
     for name in STATISTICS:
-        value = means[name].transpose("time", "region", "channel").values
+        value = means[name].values
         with np.errstate(invalid="ignore"):
             found[name] = (dims, total(np.where(weight > 0, value, 0.0) * weight) / weights)
     found["share"] = found["weight"] = (dims, weights)
-    coords = {k: means.coords[k] for k in ("region", "channel", "variable", "level", "units")}
+    coords = {k: v for k, v in means.coords.items() if dim not in v.dims}
     return xr.Dataset(found, coords, means.attrs)

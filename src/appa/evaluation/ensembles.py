@@ -25,11 +25,13 @@ A normal distribution :math:`\mathcal{N}(\mu, \sigma^2)` in place of members has
     - \pi^{-1/2} \right] , \qquad \omega = (y - \mu) / \sigma .
 
 Means of these statistics accumulate over parts of a dataset; scores follow from the means
-(:mod:`appa.evaluation.scores`). No more is held than a block of hours of one variable.
+(:mod:`appa.evaluation.scores`). No more is held than a part of one variable
+(:mod:`appa.evaluation.partition`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -40,11 +42,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ..data import reduction
 from ..data.grids import Grid
 from ..data.reduction import load, reduce_blocks, time_blocks
 from ..data.stores import open_store
 from ..data.variables import VARIABLES, Channel
 from ..errors import DataError, nearest
+from .partition import Part, active_client, parts_of
 from .regions import region_weights
 
 __all__ = [
@@ -61,7 +65,8 @@ __all__ = [
 
 STATISTICS = ("squared_error", "variance", "crps")
 SPACE = ("latitude", "longitude")
-MOST = 2**28  # bytes of all members of a block of hours of one variable
+MOST = 2**28  # bytes of all members of a part of one variable
+SLAB = 2**20  # values of all members that statistics are computed of at once
 
 
 # ---------------------------------------------------------------- at a point
@@ -74,7 +79,8 @@ def ensemble_statistics(d: np.ndarray) -> dict[str, np.ndarray]:
     if m == 1:
         return {"squared_error": mean**2, "variance": np.full_like(mean, np.nan), "crps": crps}
     ranks = (2 * np.arange(1, m + 1) - m - 1) / (m * (m - 1))
-    crps = crps - np.tensordot(ranks.astype(d.dtype), np.sort(d, axis=0), 1)
+    # not by a product of matrices: parts are scored side by side, and BLAS has threads of its own
+    crps = crps - np.einsum("m,m...->...", ranks.astype(d.dtype), np.sort(d, axis=0))
     return {"squared_error": mean**2, "variance": d.var(axis=0, ddof=1), "crps": crps}
 
 
@@ -103,6 +109,7 @@ def averages(
     regions: Sequence[str] = ("global",),
     scheduler: Any = None,
     workers: int | None = None,
+    description: str | None = "scoring",
 ) -> xr.Dataset:
     r"""Averages the statistics over regions, hour by hour.
 
@@ -116,7 +123,8 @@ def averages(
             two has are left out, with a warning.
         variables: Variables, or single channels such as `"z500"`; by default all that both have.
         regions: Names of :data:`~appa.evaluation.regions.REGIONS`.
-        scheduler, workers: As of :func:`appa.data.reduction.reduce_blocks`.
+        scheduler, workers, description: As of :func:`appa.data.reduction.reduce_blocks`; without a
+            scheduler, the Dask client that is active, unless the estimate is in memory.
 
     Returns:
         `squared_error`, `variance` and `crps` with dimensions `(region, time, channel)`, `weight`,
@@ -130,22 +138,29 @@ def averages(
     weights = region_weights(grid, regions, truth.get("land_sea_mask"))
 
     names = list(dict.fromkeys(name for name, _ in channels))
-    parts = [part for name in names for part in blocks_of(estimate, name, channels)]
-    flat = weights.reshape(len(weights), -1).T
+    members = estimate.sizes["member"]
+    parts: list[Part] = []
+    for name in names:
+        levels = [level for n, level in channels if n == name]
+        parts += parts_of(
+            estimate[name], name, levels, members, min(reduction.BLOCK_BYTES, MOST), MOST
+        )
+    kept = [n for name in names for n in (name, f"{name}_std") if n in estimate]
+    work = partial(_work, estimate[kept], truth[names], weights)
     found = reduce_blocks(
-        partial(_work, estimate, truth, flat),
+        work,
         lambda groups: [item for group in groups for item in group],
         parts,
-        scheduler=scheduler,
+        scheduler=active_client(work) if scheduler is None else scheduler,
         workers=workers,
-        description="scoring",
+        description=description,
     )
 
     places = {channel: k for k, channel in enumerate(channels)}
     sums = np.zeros((1 + len(STATISTICS), len(weights), estimate.sizes["time"], len(channels)))
-    for (name, levels, start, stop), values in found:
-        index = [places[name, level] for level in levels]
-        sums[:, :, start:stop, index] = values
+    for part, values in found:
+        index = [places[part.name, level] for level in part.levels]
+        sums[:, :, part.hours, index] += values
     weight = sums[-1]
     means = sums[:-1] / np.where(weight > 0, weight, np.nan)
     dims = ("region", "time", "channel")
@@ -153,8 +168,7 @@ def averages(
         name: (dims, value) for name, value in zip(STATISTICS, means, strict=True)
     }
     data["weight"] = (dims, weight)
-    data["share"] = (dims, weight / flat.sum(axis=0)[:, None, None])
-    members = estimate.sizes["member"]
+    data["share"] = (dims, weight / weights.sum(axis=(1, 2))[:, None, None])
     if members == 1 and any(f"{name}_std" in estimate for name in names):
         members = 0  # none: normal distributions
     coords = {
@@ -255,42 +269,60 @@ def short_name(name: str, level: int | None) -> str:
 
 
 def blocks_of(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int | None]]) -> Any:
-    r"""Cuts a variable into blocks of hours, and of levels where an hour is too large."""
+    r"""Cuts a variable into blocks of hours, and of levels where an hour is too large; of fields
+    that are whole."""
     levels = [level for n, level in channels if n == name]
     chosen = estimate[[name]] if levels == [None] else estimate[[name]].sel(level=levels)
     hour = max(1, chosen[name].nbytes // max(1, chosen.sizes["time"]))
-    for start, stop in time_blocks(chosen):
-        size = math.ceil(len(levels) / math.ceil(hour * (stop - start) / MOST))
-        for k in range(0, len(levels), size):
-            yield name, tuple(levels[k : k + size]), start, stop
+    longest = max(1, MOST * len(levels) // hour)  # of one level, even where chunks are longer
+    for first, last in time_blocks(chosen):
+        for start in range(first, last, longest):
+            stop = min(start + longest, last)
+            size = math.ceil(len(levels) / math.ceil(hour * (stop - start) / MOST))
+            for k in range(0, len(levels), size):
+                yield name, tuple(levels[k : k + size]), start, stop
 
 
-def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: Any) -> list[Any]:
+def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: Part) -> list[Any]:
     r"""The weighted sums of the statistics of a part, with the sum of weights as the last, with
     shape :math:`(4, R, T, K)`."""
-    name, levels, start, stop = part
-    hours = slice(start, stop)
-    y, x = read_block(truth[name], levels, hours)[0], read_block(estimate[name], levels, hours)
+    name, box = part.name, part[1:]
+    y, x = read_block(truth[name], *box)[0], read_block(estimate[name], *box)
     sigma = None
     if f"{name}_std" in estimate and len(x) == 1:
-        sigma = np.broadcast_to(read_block(estimate[f"{name}_std"], levels, hours)[0], y.shape)
-    sums = np.empty((len(STATISTICS) + 1, weights.shape[1], *y.shape[:2]))
-    for t in range(len(y)):  # what is computed on the way is of one hour
-        d = x[:, t] - y[t]
-        found = ensemble_statistics(d) if sigma is None else normal_statistics(d[0], sigma[t])
+        sigma = np.broadcast_to(read_block(estimate[f"{name}_std"], *box)[0], y.shape)
+    weights = weights[:, part.rows, part.columns]
+    sums = np.zeros((len(STATISTICS) + 1, len(weights), *y.shape[:2]))
+    # what is computed on the way is of an hour, or of some rows of one level where that is large
+    hours, levels, height, width = y.shape
+    step = levels if len(x) * levels * height * width <= SLAB else 1
+    rows = max(1, min(height, SLAB // (len(x) * step * width)))
+    starts = (range(hours), range(0, levels, step), range(0, height, rows))
+    for t, k, i in itertools.product(*starts):
+        here = (t, slice(k, k + step), slice(i, i + rows))
+        d = x[:, *here] - y[here]
+        found = ensemble_statistics(d) if sigma is None else normal_statistics(d[0], sigma[here])
         undefined = np.isnan(found["crps"])
-        for k, statistic in enumerate((*(found[key] for key in STATISTICS), 1.0)):
+        area = weights[:, here[2]].reshape(len(weights), -1)
+        for n, statistic in enumerate((*(found[key] for key in STATISTICS), 1.0)):
             value = np.where(undefined, 0.0, statistic).reshape(len(undefined), -1)
-            sums[k, :, t] = (value @ weights).T
+            sums[n, :, t, here[1]] += np.einsum("kn,rn->rk", value, area)
     return [(part, sums)]
 
 
-def read_block(var: xr.DataArray, levels: tuple[Any, ...], hours: slice) -> np.ndarray:
+def read_block(
+    var: xr.DataArray,
+    levels: tuple[Any, ...],
+    hours: slice,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> np.ndarray:
     r"""The values of a block, with shape :math:`(M, T, K, H, W)`."""
     if "time" in var.dims:
         var = var.isel(time=hours)
     if levels != (None,):
         var = var.sel(level=list(levels))
+    var = var.isel(latitude=rows, longitude=columns)
     for dim in ("level", "time", "member"):
         if dim not in var.dims:
             var = var.expand_dims(dim)

@@ -2,7 +2,8 @@ r"""Regions that scores are averaged over.
 
 A point counts with the area of its cell, as WeatherBench weighs latitudes. The extratropics begin
 at 20°, by the latitude of a cell's centre, so that they and the tropics share the globe without
-overlap. On land a cell counts with its share of land, on the ocean with the rest.
+overlap; so do the hemispheres, of which each has half of a row on the equator. On land a cell
+counts with its share of land, on the ocean with the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ TROPICS = 20.0
 
 REGIONS: dict[str, str] = {
     "global": "everywhere",
+    "northern-hemisphere": "north of the equator",
+    "southern-hemisphere": "south of the equator",
     "northern-extratropics": "20° N to the pole",
     "southern-extratropics": "20° S to the pole",
     "tropics": "20° S to 20° N",
@@ -52,6 +55,10 @@ def region_weights(grid: Grid, regions: Sequence[str], land: Any = None) -> np.n
                 )
             share = np.clip(np.asarray(land, np.float64), 0, 1)
             share = share if name == "land" else 1 - share
+        elif name == "northern-hemisphere":
+            share = np.heaviside(latitude, 0.5)
+        elif name == "southern-hemisphere":
+            share = np.heaviside(-latitude, 0.5)
         elif name == "northern-extratropics":
             share = latitude >= TROPICS
         elif name == "southern-extratropics":

@@ -18,13 +18,11 @@ standardized.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ..data.clock import as_datetime64
 from ..data.grids import Grid
 from ..errors import DataError
 from .ensembles import STATISTICS, averages
@@ -40,63 +38,87 @@ DIMENSIONAL = {
 
 
 def evaluate(
-    estimate: xr.Dataset | str | Path,
+    estimate: Any,
     truth: Any,
     *,
     variables: Sequence[str] | None = None,
     regions: Sequence[str] = ("global",),
     statistics: xr.Dataset | None = None,
-    by: str = "time",
+    by: str | None = None,
     start: Any = None,
     scheduler: Any = None,
     workers: int | None = None,
 ) -> xr.Dataset:
-    r"""Scores an estimate against the truth, a block of hours at a time.
+    r"""Scores an estimate against the truth, a part at a time.
 
     Arguments:
         estimate: An ensemble, or a single state an hour, as a dataset or its path; with
-            `<variable>_std` beside a variable, normal distributions.
+            `<variable>_std` beside a variable, normal distributions. Several runs as a list or a
+            pattern, see :func:`~appa.evaluation.forecasts.open_runs`, are pooled.
         truth: The truth, a dataset, or a store that :func:`appa.open_store` opens.
         variables: Variables, or single channels such as `"z500"`; by default all that both have.
-        regions: Of `global`, `northern-extratropics`, `southern-extratropics`, `tropics`, `land`
-            and `ocean`.
+        regions: Of `global`, `northern-hemisphere`, `southern-hemisphere`,
+            `northern-extratropics`, `southern-extratropics`, `tropics`, `land` and `ocean`.
         statistics: Standard deviations of the variables, for standardized scores too.
-        by: `"time"` for the scores of each hour, `"all"` for those of all hours together.
-        start: The last hour that was known, of a forecast: hours are then told by `lead_time` too.
+        by: `"time"` for the scores of each hour, `"lead_time"` for those of forecasts by the hours
+            since they were issued, `"all"` for those of all hours together. By default
+            `"lead_time"` for several forecasts, `"time"` otherwise.
+        start: The last hour that was known, of one forecast that does not say so itself. Hours are
+            then told by `lead_time` too.
         scheduler, workers: A Dask client or the address of a scheduler, and the number of threads.
+            Without a scheduler, the client that is active, if any.
 
     Returns:
-        `skill`, `spread`, `ratio` and `crps`, with dimensions `(region, [time], channel)`, in the
-        coordinate `units`, and `share`, the part of the region's area they are of.
+        `skill`, `spread`, `ratio` and `crps`, with dimensions `(region, [time | lead_time],
+        channel)`, in the coordinate `units`, and `share`, the part of the region's area they are
+        of. Channels have the coordinates `variable` and `level`. Of several forecasts by time,
+        dimensions are `(region, init_time, lead_time, channel)`.
 
     Example:
         >>> scores = evaluate(analysis, "planet", regions=("global", "tropics"))
         >>> scores["crps"].sel(channel="z500", region="global")
+        >>> scores = evaluate("forecasts/*.zarr", "planet")
+        >>> scores["skill"].sel(lead_time=24, region="global")
     """
-    if by not in ("time", "all"):
-        raise DataError(f"found by={by!r}, expected 'time' or 'all'")
-    if isinstance(estimate, str | Path):
-        from ..tasks.analyses import open_analysis
+    from .forecasts import by_lead, issued, open_runs, run_averages
 
-        estimate = open_analysis(estimate)
-    means = averages(
-        estimate,
-        truth,
-        variables=variables,
-        regions=regions,
-        scheduler=scheduler,
-        workers=workers,
-    )
-    scores = metrics(means if by == "time" else pool(means), statistics)
-    if start is not None and by == "time":
-        lead = (means["time"].values - as_datetime64(start)) / np.timedelta64(1, "h")
-        attrs = {"units": "h", "long_name": "hours since the last that was known"}
-        scores = scores.assign_coords(lead_time=("time", lead, attrs))
+    if by not in (None, "time", "lead_time", "all"):
+        raise DataError(f"found by={by!r}, expected 'time', 'lead_time' or 'all'")
+    options: dict[str, Any] = {"variables": variables, "regions": regions}
+    options |= {"scheduler": scheduler, "workers": workers}
+    runs = open_runs(estimate)
+    if len(runs) > 1:
+        if start is not None:
+            raise DataError(f"found one start, {start}, for {len(runs)} runs: they must say theirs")
+        means = run_averages(runs, truth, **options)
+        forecasts = "lead_time" in means.dims
+        if by == "lead_time" and not forecasts:
+            raise DataError("the runs do not say when they were issued: they have no lead times")
+        if by == "all":
+            return metrics(
+                pool(means, ("init_time", "lead_time") if forecasts else "time"), statistics
+            )
+        if by != "time" and forecasts:
+            means = pool(means, "init_time")
+        return metrics(means, statistics)
+
+    means = averages(runs[0], truth, **options)
+    start = issued(runs[0]) if start is None else start
+    if by == "lead_time":
+        if start is None:
+            raise DataError(
+                "the estimate does not say when it was issued: give start, the last known hour"
+            )
+        return metrics(pool(by_lead(means, start), "init_time"), statistics)
+    scores = metrics(pool(means) if by == "all" else means, statistics)
+    if start is not None and by != "all":
+        leads = by_lead(means, start)["lead_time"]
+        scores = scores.assign_coords(lead_time=("time", leads.values, leads.attrs))
     return scores
 
 
-def pool(means: xr.Dataset, dim: str = "time") -> xr.Dataset:
-    r"""Joins means along a dimension, each with its weight."""
+def pool(means: xr.Dataset, dim: str | Sequence[str] = "time") -> xr.Dataset:
+    r"""Joins means along dimensions, each with its weight."""
     weight = means["weight"]
     total = weight.sum(dim)
     found = {}
