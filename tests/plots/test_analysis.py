@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.evaluation.scores import evaluate
-from appa.plots.analysis import LINES, plot_ensemble, plot_scores
+from appa.plots.analysis import plot_ensemble, plot_scores
+from appa.plots.style import LINES
 
 from .test_maps import pixels, tagged
 
@@ -88,7 +89,7 @@ def test_columns_are_hours_or_variables(truth, ensemble):
     assert len(fields(one)) == 3  # neither observations nor spread
     with pytest.raises(DataError, match="'member'"):
         plot_ensemble(truth, ensemble.isel(member=0))
-    with pytest.raises(DataError, match="no geopotential at 2021-03-22T00"):
+    with pytest.raises(DataError, match="no hour 2021-03-22T00"):
         plot_ensemble(truth, ensemble, panels=panels[1:], hours=["2021-03-22T00"])
 
 

@@ -11,7 +11,11 @@ pytest.importorskip("cmocean", reason="the extra 'plots' is not installed")
 
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from typer.testing import CliRunner
 
+from appa.cli import plot
+from appa.data import netcdf
+from appa.evaluation.files import KIND
 from appa.evaluation.spectra import wavelength
 from appa.plots.draws import figures, plot_examples, plot_moments
 from appa.plots.prior import (
@@ -129,10 +133,12 @@ def test_errors_by_variable_and_level(reconstruction):
 
 
 def test_spectra(reconstruction, prior):
-    r"""Medians by wavelength, one colour a source, unit squared in the title; SST has none."""
+    r"""Medians by wavelength, one colour a source, with the unit squared; SST has none."""
     figure = plot_spectra(reconstruction, ("t2m", "sst", "z500"))
     shown = [ax for ax in figure.axes if ax.axison]
-    assert [ax.get_title(loc="left") for ax in shown] == ["t2m, K²", "z500, (m²/s²)²"]
+    assert [ax.get_title(loc="left") for ax in shown] == ["t2m", "z500"]
+    labels = [ax.get_ylabel() for ax in shown]
+    assert labels == ["energy, K²", "energy, (m²/s²)²"]
     found = lines(shown[0])
     for k, source in enumerate(("truth", "reconstruction")):
         np.testing.assert_allclose(found[source][:, 0], wavelength(np.arange(1, 8)))
@@ -230,6 +236,17 @@ def test_all_figures_are_written(prior, reconstruction, tmp_path):
             path = tmp_path / name / f"{kind}.png"
             assert save(figure, path, dpi=40) == path.stat().st_size
             assert imread(path).std() > 0.01
+
+
+def test_scores_in_a_file_are_drawn(reconstruction, tmp_path):
+    r"""What `appa score autoencoder` wrote needs no truth."""
+    path = netcdf.save(reconstruction, tmp_path / "autoencoder.nc", KIND)
+    for kind in ("levels", "histogram"):
+        out = tmp_path / f"{kind}.png"
+        words = [kind, str(path), "--out", str(out), "--dpi", "20"]
+        result = CliRunner().invoke(plot.app, words, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert imread(out).std() > 0.01
 
 
 def test_large_figures_get_a_palette(prior, tmp_path):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from .maps import add_coastline, draw_colorbar, globe, moment, plot_map, project, split
+from .fields import SPREAD, add_field
+from .maps import moment, plot_map
 from .prior import (
     at_length,
     panels,
@@ -130,25 +131,6 @@ def plot_examples(
 def _deviation(
     ax: Axes, field: xr.DataArray, land: Any, variable: str, most: float, title: str
 ) -> None:
-    r"""A map of a deviation, in the variable's unit but not in its colours: those are of values."""
-    import cmocean
-
-    figure, ax = globe(ax, None, (False, False))
-    latitude, longitude, values = split(field)
-    x, y = project(None)(latitude[:, None], longitude[None, :])
-    mesh = ax.pcolormesh(
-        x,
-        y,
-        np.ma.masked_invalid(style(variable).scale * values),
-        cmap=cmocean.cm.cmap_d["amp"],
-        vmin=0,
-        vmax=most,
-        rasterized=True,
-        zorder=1,
-    )
-    mesh.set_clip_path(ax.patches[0])
-    mesh.set_gid("deviation")
-    if land is not None:
-        add_coastline(ax, land, None)
-    draw_colorbar(figure, ax, mesh, style(variable).units.replace("°C", "K"), "max")
+    common: Any = {"land": land, "ticks": (False, False), "gid": "deviation"}
+    add_field(ax, field, variable, colours=SPREAD, ends=(0.0, most), **common)
     ax.set_title(title, color=INK, fontsize=10, loc="left")

@@ -9,7 +9,6 @@ where there is a line a variable, the variable has its colour in every figure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,25 @@ import xarray as xr
 from ..data.variables import VARIABLES
 from ..evaluation.prior import PAPER
 from ..evaluation.reconstruction import relative_steps
-from .style import INK, MUTED, finish, label, legend, require
+from .curves import pressure
+from .saving import save
+from .style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    finish,
+    label,
+    legend,
+    lines,
+    require,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -35,10 +49,7 @@ __all__ = [
     "save",
 ]
 
-# Okabe and Ito's colours, told apart by everybody.
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-SKY, AMBER = "#56b4e9", "#e69f00"
-COLOURS = {"truth": INK, "reconstruction": BLUE, "draws": ORANGE}
+COLOURS = {"truth": INK, "reconstruction": BLUE, "draws": ORANGE, "members": BLUE}
 LINES = {"t": ORANGE, "u": PURPLE, "v": AMBER, "z": BLUE, "q": GREEN, "tp": SKY, "sst": MUTED}
 LINES |= {"t2m": ORANGE, "u10": PURPLE, "v10": AMBER, "msl": BLUE}
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a legend
@@ -99,7 +110,7 @@ def plot_rmse(scores: xr.Dataset) -> Figure:
                 markersize=3,
                 elinewidth=0.8,
             )
-        _pressure(right, levels)
+        pressure(right, levels)
         right.set_xlim(left=0)
         finish(right, unit, "hPa", f"{title}, by level")
         if len(_levelled(scores)):
@@ -113,30 +124,35 @@ def plot_spectra(
     r"""Power spectra by wavelength: medians over states, with the 5–95 % range.
 
     Arguments:
-        scores: Scores of reconstructions, or of the prior.
+        scores: Scores of reconstructions, of the prior, or of an ensemble, see
+            :func:`appa.evaluation.distributions.spectra`.
         channels: The channels, of which those there are drawn.
         length: The length of trajectories, where there are several; by default the first.
     """
     spectrum = at_length(scores, length)["spectrum"]
     known = [c for c in channels if c in spectrum["channel"].values]
+    known = known or spectrum["channel"].values.tolist()[: len(SPECTRA)]
     known = [c for c in known if np.isfinite(spectrum.sel(channel=c)).any()]
     columns = min(4, max(len(known), 1))
     rows = -(-max(len(known), 1) // columns)
     figure, axes = panels(rows, columns, (0.4 + 2.7 * columns, 0.5 + 2.0 * rows))
     x = spectrum["wavelength"].values[1:]
+    sources = spectrum["source"].values.tolist()
+    others = lines(s for s in sources if s not in COLOURS)
     for ax, channel in zip(axes.flat, known, strict=False):
-        for source in spectrum["source"].values.tolist():
+        for source in sources:
             low, median, high = spectrum.sel(channel=channel, source=source).values[:, 1:]
-            ax.fill_between(x, low, high, color=COLOURS[source], alpha=0.16, linewidth=0)
-            dashes = "--" if source == "reconstruction" else "-"
-            ax.plot(x, median, dashes, color=COLOURS[source], linewidth=1.2, label=source)
+            colour = COLOURS.get(source) or others[source]["color"]
+            ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+            dashes = "--" if source in ("reconstruction", "members") else "-"
+            ax.plot(x, median, dashes, color=colour, linewidth=1.2, label=source)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(x[0], x[-1])
         ticks = [km for km in (20000, 5000, 2000, 1000, 500, 200, 100) if x[-1] <= km <= x[0]]
         ax.set_xticks(ticks, [f"{km:,}" for km in ticks])
         ax.minorticks_off()
-        finish(ax, "", "", f"{channel}, {_unit(scores, channel)}²")
+        finish(ax, "", f"energy, {_unit(scores, channel)}²", channel)
     for ax in axes[-1]:
         ax.set_xlabel("wavelength, km", color=INK, fontsize=9)
     for ax in axes.flat[len(known) :]:
@@ -240,26 +256,6 @@ def plot_seam(scores: xr.Dataset, length: int | None = None) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path, size: int = 150_000, dpi: int = 90) -> int:
-    r"""Writes a figure as PNG, with a palette where it is larger than asked for.
-
-    Returns:
-        Its size in bytes.
-    """
-    from PIL import Image
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi, facecolor="white", pil_kwargs={"optimize": True})
-    for colours in (256, 128, 64, 32):
-        if path.stat().st_size <= size:
-            break
-        with Image.open(path) as image:
-            reduced = image.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
-        reduced.save(path, optimize=True)
-    return path.stat().st_size
-
-
 # ---------------------------------------------------------------- parts
 
 
@@ -323,16 +319,3 @@ def _unit(scores: xr.Dataset, channel: str) -> str:
     units = VARIABLES[place(scores, channel)[0]].units
     pretty = {"m s-1": "(m/s)", "m2 s-2": "(m²/s²)", "kg kg-1": "(kg/kg)"}
     return pretty.get(units, units)
-
-
-def _pressure(ax: Axes, levels: np.ndarray) -> None:
-    there = np.unique(levels[np.isfinite(levels)])
-    if len(there) == 0:
-        ax.set_axis_off()
-        return
-    ax.set_yscale("log")
-    ticks = [p for p in (50, 100, 200, 300, 500, 700, 1000) if there[0] <= p <= there[-1]]
-    ticks = ticks or there.astype(int).tolist()
-    ax.set_yticks(ticks, [str(p) for p in ticks])
-    ax.set_ylim(1.05 * there[-1], 0.95 * there[0])
-    ax.minorticks_off()

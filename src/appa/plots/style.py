@@ -7,6 +7,7 @@ temperature in °C, humidity in g/kg, geopotential as the height it stands for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,37 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["STYLES", "Style", "finish", "label", "legend", "limits", "require", "style"]
+__all__ = [
+    "STYLES",
+    "Style",
+    "finish",
+    "label",
+    "legend",
+    "limits",
+    "lines",
+    "require",
+    "style",
+]
 
 INK = "#1b2430"  # text and coastlines
 MUTED = "#6b7683"  # ticks, notes
 BLANK = "#d8dde2"  # where there is nothing to show
+
+# Okabe and Ito's colours, told apart by everybody.
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+SKY, AMBER = "#56b4e9", "#e69f00"
+
+# What is scored has the colour it has in every figure.
+LINES: dict[str, tuple[str, str]] = {
+    "truth": (INK, "-"),
+    "analysis": (BLUE, "-"),
+    "forecast": (ORANGE, "-"),
+    "prior": (PURPLE, ":"),
+    "climatology": (MUTED, "--"),
+    "persistence": (GREEN, "-."),
+}
+OTHERS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"), (AMBER, "-"), (SKY, "--"))
+MARKERS = "osD^vPX*<>"
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,11 @@ class Style:
     def shown(self, values: ArrayLike) -> NDArray:
         r"""Converts values to the unit shown."""
         return self.scale * np.asarray(values, dtype=np.float64) + self.offset
+
+    @property
+    def difference(self) -> str:
+        r"""The unit of differences, which have no offset: those of °C are in K."""
+        return "K" if self.units == "°C" else self.units
 
 
 STYLES: dict[str, Style] = {
@@ -106,6 +138,28 @@ def limits(name: str, values: ArrayLike) -> tuple[float, float]:
     step *= 0.5 if (high - low) / step < 10 else 1.0
     low = look.floor if look.floor is not None else float(np.floor(low / step) * step)
     return low, float(np.ceil(high / step) * step)
+
+
+def lines(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    r"""The colour, dashes and marker of each of several curves: no two agree in all, so that they
+    are told apart without colours too.
+
+    Names of :data:`LINES` have theirs in every figure, others what is left of
+    :data:`OTHERS`.
+    """
+    names = list(dict.fromkeys(names))
+    taken = {LINES[name][0] for name in names if name in LINES}
+    free = [look for look in OTHERS if look[0] not in taken] or list(OTHERS)
+    found, k = {}, 0
+    for i, name in enumerate(names):
+        if name in LINES:
+            colour, dashes = LINES[name]
+        else:
+            colour, dashes = free[k % len(free)]
+            k += 1
+        marker = MARKERS[i % len(MARKERS)]
+        found[name] = {"color": colour, "linestyle": dashes, "marker": marker}
+    return found
 
 
 def require() -> None:

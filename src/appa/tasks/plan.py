@@ -233,7 +233,7 @@ def plan(
         seen = seen_hours(observations, start, hours)
     # where errors persist, observations of hours that are given count too
     persists = model.representation is not None and settings.representation == "temporal"
-    mode, windows = _windows(model.config.window, task, settings, seen, past, persists)
+    mode, windows = _windows(model.config.window, settings, seen, past, persists)
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
     for guided, observed in windows:
@@ -277,13 +277,11 @@ def plan(
 
 
 def _windows(
-    window: int, task: str, settings: Settings, seen: np.ndarray, known: int, persists: bool
+    window: int, settings: Settings, seen: np.ndarray, known: int, persists: bool
 ) -> tuple[str, list[tuple[bool, int]]]:
     r"""How windows are drawn, and of each whether it is guided and its observed hours."""
-    length, mode = len(seen), settings.mode
-    if mode == "auto":
-        mode = "sequential" if task == "forecast" or length > window else "composed"
-    if mode == "sequential":
+    length = len(seen)
+    if settings.sequential(length, window, known):
         # where nothing is observed later, there is nothing to wait for
         lag = settings.lag_of(window) if seen.any() else 0
         found = []
@@ -292,12 +290,12 @@ def _windows(
             free = [h for h in here if h - w.start not in set(w.given)]
             observed = sum(int(seen[h]) for h in (here if persists and seen[free].any() else free))
             found.append((bool(w.given) or observed > 0, observed))
-        return mode, found
+        return "sequential", found
     count = (padded_length(length, window, settings.stride) - window) // settings.stride + 1
     parts = [seen[n * settings.stride :][:window].sum() for n in range(count)]
     past = [max(0, known - n * settings.stride) > 0 for n in range(count)]
     pairs = zip(parts, past, strict=True)
-    return mode, [(bool(part) or given, int(part)) for part, given in pairs]
+    return "composed", [(bool(part) or given, int(part)) for part, given in pairs]
 
 
 def _flops(model: Model, total: Passes) -> int:

@@ -167,25 +167,36 @@ class Posterior:
         # what latents were trained with, in their standardized unit
         noise = model.config.autoencoder.latent_noise or 1e-2
         self.noise = (noise / model.latent_scale).view(-1, 1, 1)
-        if settings.mode == "auto":
-            self.sequential = len(times) > self.window or known is not None
-        else:
-            self.sequential = settings.mode == "sequential"
+        self.sequential = settings.sequential(len(times), self.window, self.given)
 
     @property
     def windows(self) -> int:
         r"""The number of windows that are integrated one after the other."""
         if not self.sequential:
             return 1
-        known, s = 0 if self.known is None else self.known.shape[1], self.settings
-        lag = self._lag
-        return len(schedule(len(self.times), self.window, known, s.past, lag, s.new, s.sweeps))
+        lag, s = self._lag, self.settings
+        return len(
+            schedule(len(self.times), self.window, self.given, s.past, lag, s.new, s.sweeps)
+        )
+
+    @property
+    def joints(self) -> list[int]:
+        r"""The hours at which another window begins to give the trajectory."""
+        return self.settings.joints(len(self.times), self.window, self.given, self._seen)
+
+    @property
+    def given(self) -> int:
+        r"""The number of first hours that are known."""
+        return 0 if self.known is None else self.known.shape[1]
+
+    @property
+    def _seen(self) -> bool:
+        return any(op is not None for op in self.operators)
 
     @property
     def _lag(self) -> int:
         # where nothing is observed later, there is nothing to wait for
-        seen = any(op is not None for op in self.operators)
-        return self.settings.lag_of(self.window) if seen else 0
+        return self.settings.lag_of(self.window) if self._seen else 0
 
     def observed(self, start: int, free: Iterable[int]) -> Likelihood | None:
         r"""What is observed of the window that begins at an hour.

@@ -6,6 +6,7 @@ its last. On a CPU members may be drawn by several processes: they are independe
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import queue
 import warnings
@@ -93,18 +94,22 @@ class Run:
             options: What of them, see :class:`~appa.tasks.ensembles.Ensemble`.
         """
         times = self.posterior.times[hours]
+        first = range(len(self.posterior.times))[hours][0]
+        joints = [t - first for t in self.posterior.joints if first < t < first + len(times)]
+        attrs = self.attrs | {"joints": json.dumps(joints)}
+        if self.posterior.given:
+            last = self.posterior.times[self.posterior.given - 1]
+            attrs["forecast_reference_time"] = str(np.datetime_as_string(last, unit="h"))
         steps = self.posterior.windows * self.posterior.sampler.steps
         with ExitStack() as stack:
             keeper, folder, key = None, None, self._key()
             arguments = (self.model, times, self.members)
             if out is None:
-                ensemble = EnsembleArrays(
-                    *arguments, attrs=self.attrs, **({"latents": True} | options)
-                )
+                ensemble = EnsembleArrays(*arguments, attrs=attrs, **({"latents": True} | options))
             else:
                 folder = Path(f"{out}.run")
                 ensemble = stack.enter_context(
-                    EnsembleWriter(out, *arguments, attrs=self.attrs, **options)
+                    EnsembleWriter(out, *arguments, attrs=attrs, **options)
                 )
                 keeper = stack.enter_context(RunState(folder, key))
             batch = self._batch(keeper)

@@ -14,6 +14,8 @@ from typing import Any
 from ..config import Config, parse_config
 from ..diffusion.guidance import GUIDANCES, Guidance
 from ..diffusion.sampling import Sampler
+from ..diffusion.sequential import schedule
+from ..diffusion.trajectory import joints, padded_length
 from ..errors import ConfigError, nearest
 from ..sections import Sampling
 
@@ -90,3 +92,29 @@ class Settings(Sampling):
             return self.lag
         lag = (2 * (window - self.past)) // 5
         return lag if self.new is None else min(lag, window - self.past - self.new)
+
+    def sequential(self, hours: int, window: int, known: int = 0) -> bool:
+        r"""Whether windows are drawn one after the other, rather than composed."""
+        if self.mode == "auto":
+            return hours > window or known > 0
+        return self.mode == "sequential"
+
+    def joints(self, hours: int, window: int, known: int = 0, observed: bool = True) -> list[int]:
+        r"""The hours of a trajectory at which another window begins to give it.
+
+        Arguments:
+            hours: The hours :math:`L` of the trajectory, those that are known included.
+            window: The hours :math:`W` of a window.
+            known: The first hours that were known, of a forecast.
+            observed: Whether there are observations.
+        """
+        if not self.sequential(hours, window, known):
+            found = joints(padded_length(hours, window, self.stride), window, self.stride)
+            return [hour for hour in found if hour < hours]
+        lag = self.lag_of(window) if observed else 0
+        giver = [-1] * max(hours, window)
+        drawn = schedule(hours, window, known, self.past, lag, self.new, self.sweeps)
+        for number, w in enumerate(drawn):
+            for t in range(window)[w.kept]:
+                giver[w.start + t] = number
+        return [t for t in range(1, hours) if giver[t] != giver[t - 1]]

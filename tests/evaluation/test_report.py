@@ -1,0 +1,206 @@
+r"""The evidence for a run, of worlds whose answers are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from appa.data.grids import Grid
+from appa.data.variables import G
+from appa.errors import DataError
+from appa.evaluation.balances import balances
+from appa.evaluation.physics import EARTH
+from appa.evaluation.regions import REGIONS
+from appa.evaluation.report import gather
+from appa.evaluation.scores import evaluate
+
+GRID = Grid("gaussian", 16, 32)
+LEVELS = [300, 500, 850]
+HOURS = 8
+
+
+def world(hours: int = HOURS) -> xr.Dataset:
+    r"""An isothermal atmosphere of 250 K whose wind :math:`u = U \cos \varphi` is geostrophic, with
+    :math:`U = 20` m/s, and a temperature at the surface that is noise."""
+    rng = np.random.default_rng(0)
+    phi = np.radians(GRID.latitude)[:, None]
+    # ∂Φ/∂φ = −2 Ω a U sin φ cos φ
+    tilt = -EARTH.omega * EARTH.radius * 20.0 * np.sin(phi) ** 2
+    height = EARTH.gas * 250.0 * np.log(1000 / np.array(LEVELS, float))
+    shape = (hours, len(LEVELS), *GRID.shape)
+    fields = {
+        "temperature": np.full(shape, 250.0),
+        "geopotential": np.broadcast_to(height[:, None, None] + tilt, shape),
+        "u_component_of_wind": np.broadcast_to(20.0 * np.cos(phi), shape),
+        "v_component_of_wind": np.zeros(shape),
+    }
+    dims = ("time", "level", "latitude", "longitude")
+    ds = xr.Dataset(
+        {name: (dims, values.astype(np.float32)) for name, values in fields.items()},
+        {
+            "time": pd.date_range("2021-03-21", periods=hours, freq="h"),
+            "level": LEVELS,
+            "latitude": GRID.latitude,
+            "longitude": GRID.longitude,
+        },
+    )
+    noise = rng.normal(280, 5, (hours, *GRID.shape)).astype(np.float32)
+    return ds.assign({"2m_temperature": (("time", *dims[2:]), noise, {"units": "K"})})
+
+
+def shifted(truth: xr.Dataset, shifts: list[float], **attrs: str) -> xr.Dataset:
+    r"""Members that are the truth with temperatures shifted, in K."""
+    parts = [
+        truth.assign({n: truth[n] + np.float32(s) for n in ("temperature", "2m_temperature")})
+        for s in shifts
+    ]
+    members = xr.DataArray(np.arange(len(shifts)), dims="member", name="member")
+    return xr.concat(parts, members).assign_attrs(attrs)
+
+
+def test_balances():
+    r"""Geopotential that is hydrostatic for 250 K has a residual of R/g ln(p₂/p₁) a kelvin that
+    temperature is off; the wind is the geostrophic one, by construction."""
+    truth = world(3)
+    found = balances(shifted(truth, [-2.0, -2.0]), truth)
+    assert found is not None
+    depth = EARTH.gas / G * np.log(np.array(LEVELS[1:]) / np.array(LEVELS[:-1]))
+    residual = found["residual"].sel(quantile=0.5)
+    assert found["top"].values.tolist() == LEVELS[:-1]
+    assert np.abs(residual.sel(source="truth")).max() < 0.02  # single precision of 80,000 m²/s²
+    np.testing.assert_allclose(residual.sel(source="members"), 2 * depth, atol=0.02)
+    for source in ("truth", "members"):
+        at = found.sel(source=source)
+        np.testing.assert_allclose(at["angle"], 90, atol=0.1)
+        np.testing.assert_allclose(at["ratio"], 1, atol=0.01)
+        np.testing.assert_allclose(at["correlation"], 1, atol=0.01)
+    assert balances(shifted(truth, [0.0])[["2m_temperature"]], truth) is None
+
+
+@pytest.fixture(scope="module")
+def truth() -> xr.Dataset:
+    return world()
+
+
+@pytest.fixture(scope="module")
+def evidence(truth):
+    shifts = [-1.0, 0.0, 1.0, 2.0]
+    table = observed(truth, 0.5)
+    return gather(
+        shifted(truth, shifts, task="reanalysis", joints="[2, 5]", observations_digest="abc"),
+        truth,
+        baselines={"warmer": shifted(truth, [3.0]), "colder": shifted(truth, [-4.0, -2.0])},
+        observations=table,
+        held_out=observed(truth, 1.0),
+        background=shifted(truth, [-3.0, 3.0]),
+        workers=1,
+    )
+
+
+def observed(truth: xr.Dataset, shift: float) -> pd.DataFrame:
+    r"""Soundings of temperature at grid points, off by a shift, with errors of 0.5 K."""
+    places = [(3, 5), (8, 20), (12, 31)]
+    rows = []
+    for time in truth["time"].values:
+        for i, j in places:
+            value = float(truth["temperature"].sel(time=time, level=500)[i, j]) + shift
+            rows.append((time, GRID.latitude[i], GRID.longitude[j], "temperature", 500, value, 0.5))
+    columns = ["time", "latitude", "longitude", "variable", "level", "value", "error"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_scores(evidence, truth):
+    r"""Shifts of −1, 0, 1 and 2 K have the mean 1/2, the variance 5/3, and a fair CRPS of
+    1 − 20 / (2 · 12)."""
+    pooled = evidence.pooled()
+    run = pooled["run"].sel(channel=["t2m", "t500"])
+    np.testing.assert_allclose(run["skill"], 0.5, atol=1e-4)
+    np.testing.assert_allclose(run["spread"], np.sqrt(5 / 3), atol=1e-4)
+    np.testing.assert_allclose(run["crps"], 1 - 20 / 24, atol=1e-4)
+    np.testing.assert_allclose(pooled["warmer"]["skill"].sel(channel="t500"), 3, atol=1e-4)
+    # the same as is told elsewhere
+    alone = evaluate(evidence.ensemble, truth, by="all", regions=["tropics"])
+    one = pooled["run"].sel(region="tropics")
+    np.testing.assert_allclose(one["crps"], alone["crps"].isel(region=0), rtol=1e-6)
+    gap = evidence.differences["warmer"].sel(region="global", channel="t850")
+    assert float(gap["skill_difference"]) == pytest.approx(0.5 - 3, abs=1e-4)
+    assert not bool(gap["skill_real"])  # of one day
+    # neither land nor sea: the truth has no mask of them
+    assert set(REGIONS) - set(run["region"].values.tolist()) == {"land", "ocean"}
+
+
+def test_structure(evidence):
+    r"""Of four members shifted by −1, 0, 1 and 2 K the truth equals one, and ranks second or third;
+    a shift is energy at wavenumber 0, and no change in time."""
+    frequency = evidence.calibration["frequency"].sel(region="global", channel="t850")
+    np.testing.assert_allclose(frequency[[0, 3, 4]], 0, atol=1e-12)
+    assert float(frequency[1:3].sum()) == pytest.approx(1)
+    error = evidence.wavelengths["error"].sel(channel="t2m")
+    assert float(error[0]) == pytest.approx(0.25, abs=1e-3)
+    assert float(error[1:].sum()) < 1e-6
+    energy = evidence.fields["run"].sel(region="global")
+    # a field shifted by s has the norm |s|: the energy score is the CRPS
+    np.testing.assert_allclose(energy["energy"].sel(channel="t850"), 1 - 20 / 24, atol=1e-4)
+    np.testing.assert_allclose(energy["variogram"].sel(channel="t2m"), 0, atol=1e-3)
+    at = evidence.temporal.sel(channel="t2m")
+    np.testing.assert_allclose(at["tendency_ratio"], 1, atol=1e-4)
+    assert evidence.temporal.attrs["joints"] == "[[2, 5]]"
+    spectrum = evidence.spectra["spectrum"].sel(channel="t2m").isel(wavenumber=slice(1, None))
+    # the members' are those of the truth, each four times
+    np.testing.assert_allclose(
+        *(spectrum.sel(source=s, quantile=0.5) for s in ("truth", "members")), rtol=0.5
+    )
+    assert evidence.missing == {}
+
+
+def test_observations(evidence):
+    r"""Values 0.5 K too high with errors of 0.5 K: departures of members are 3, 1, −1 and −3
+    errors, of a background 7 and −5; variances are 20/3 and 72."""
+    assert list(evidence.innovations.index) == [("temperature", 500.0)]
+    row = evidence.innovations.iloc[0]
+    assert row["count"] == 3 * HOURS
+    expected = {"oa_mean": 0, "oa_found": 0, "oa_expected": 1 - 3 / 4 * 20 / 3}
+    expected |= {"ob_mean": 1, "ob_found": 1, "ob_expected": 1 + 3 / 2 * 72}
+    expected |= {"error_found": 0, "background_found": 1 - 72 / 2}
+    for key, value in expected.items():
+        assert row[key] == pytest.approx(value, abs=2e-3 * max(1, abs(value))), key
+    # 1 K too high: the mean is 0.5 K below
+    held = evidence.verification.iloc[0]
+    assert held["bias"] == pytest.approx(-0.5, abs=1e-3)
+    assert held["departure"] == pytest.approx(0.5, abs=1e-3)
+    assert held["spread"] == pytest.approx(np.sqrt(5 / 3), abs=1e-3)
+    assert evidence.about["digest of its observations"] == "abc"
+    assert "not those the run has seen" in evidence.about["digest of the observations given"]
+    assert evidence.about["observations given"] == f"{3 * HOURS} compared"
+
+
+def test_less(truth):
+    r"""A forecast of one member beyond the truth: what it cannot have is told, joints stay where
+    they are, and O−B are its departures."""
+    run = shifted(truth, [0.0], task="forecast", joints="[3, 6]").isel(member=0)
+    with pytest.warns(UserWarning, match="2 of 8 hours are not scored"):
+        found = gather(run, truth.isel(time=slice(2, None)), variables=["t2m"], regions=["tropics"])
+    assert found.start == np.datetime64("2021-03-20T23")
+    assert set(found.missing) == {"calibration", "wavelengths"}
+    assert "one member" in found.missing["calibration"]
+    assert found.temporal is not None
+    assert found.temporal.attrs["joints"] == "[[1, 4]]"
+    assert found.channels == ["t2m"]
+    two = shifted(truth, [-1.0, 1.0], task="forecast").isel(time=slice(5))
+    found = gather(
+        two, truth, variables=["t500"], regions=["global"], observations=observed(truth, 0.5)
+    )
+    assert found.innovations is not None
+    assert found.innovations["ob_mean"].item() == pytest.approx(1, abs=1e-3)
+    assert "oa_mean" not in found.innovations
+
+
+def test_refused(truth):
+    run = shifted(truth, [-1.0, 1.0])
+    with pytest.raises(DataError, match="cannot be called 'run'"):
+        gather(run, truth, baselines={"run": run})
+    late = run.assign_coords(time=run["time"] + np.timedelta64(9, "D"))
+    with pytest.raises(DataError, match="the baseline late has 2021-03-30T00 to 2021-03-30T07"):
+        gather(run, truth, baselines={"late": late}, variables=["t2m"])
