@@ -1,0 +1,208 @@
+r"""`appa calibrate` and `appa budget`: tests of a sampler where the truth is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .assimilate import (
+    BatchOption,
+    DeviceOption,
+    HoursOption,
+    ModelArgument,
+    SeedOption,
+    WorkersOption,
+)
+from .options import drawing, load, settings_of, takes, told
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["register"]
+
+StartOption = Annotated[
+    str, typer.Option(help="The first hour of the first run, UTC, e.g. 2021-03-21T00.")
+]
+CountOption = Annotated[int, typer.Option(min=1, help="How many runs.")]
+EveryOption = Annotated[int, typer.Option(min=1, help="Hours from one run's start to the next's.")]
+NetworkOption = Annotated[str, typer.Option(help="A network, as of appa observe.")]
+StationsOption = Annotated[
+    int | None, typer.Option(min=0, help="How many stations, at most one a box.")
+]
+RegionsOption = Annotated[str, typer.Option(help="Regions, with commas, as of appa evaluate.")]
+
+
+def register(app: typer.Typer) -> None:
+    r"""Adds the commands of this file to the application."""
+    app.command()(calibrate)
+    app.command()(budget)
+
+
+@takes(settings=drawing)
+def calibrate(
+    model: ModelArgument,
+    out: Annotated[
+        Path, typer.Option(help="A folder for the ranks of each simulation.", show_default=False)
+    ],
+    start: StartOption,
+    settings: Any,
+    count: CountOption = 30,
+    every: EveryOption = 24,
+    hours: HoursOption = 24,
+    members: Annotated[int, typer.Option(min=2, help="How many members.")] = 15,
+    network: NetworkOption = "paper-density",
+    stations: StationsOption = None,
+    errors: Annotated[
+        float, typer.Option(help="What errors are multiplied by that the task is told.")
+    ] = 1.0,
+    bias: Annotated[
+        float, typer.Option(help="What is added to observations, in units of their errors.")
+    ] = 0.0,
+    regions: RegionsOption = "global",
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch: BatchOption = None,
+    workers: WorkersOption = 1,
+) -> None:
+    """Test a sampler on truths drawn from its own prior.
+
+    Each truth is observed and drawn again; where the sampler is right, its ranks among members
+    are uniform. Killed, the same command goes on, and --count may grow.
+
+    Example: appa calibrate planet --start 2021-03-21T00 --count 30 --out simulated
+    """
+    from ..data import netcdf
+    from ..evaluation.files import KIND
+    from ..evaluation.simulation import FAMILIES
+    from ..tasks.simulated import simulation_based_calibration
+
+    loaded = load(model, device)
+    dates = _dates(start, count, every)
+    change = {"errors": errors, "bias": bias}
+    with told():
+        found = simulation_based_calibration(
+            loaded,
+            _network(loaded, network, stations, dates, hours),
+            dates,
+            hours=hours,
+            members=members,
+            settings=settings_of(loaded, settings),
+            change=change if change != {"errors": 1.0, "bias": 0.0} else None,
+            regions=[word.strip() for word in regions.split(",") if word.strip()],
+            seed=seed,
+            out=out,
+            batch=batch,
+            workers=workers,
+        )
+    netcdf.save(found, out / "calibration.nc", KIND)
+    typer.echo(f"simulations: {count}, of {hours} hours and {members} members each")
+    for kind, dim in FAMILIES.items():
+        if f"{kind}_p" not in found:
+            continue
+        least = float(found[f"{kind}_least"])
+        typer.echo(
+            f"{kind:<8}bias {float(found[f'{kind}_bias'].mean()):+.3f}  dispersion "
+            f"{float(found[f'{kind}_dispersion'].mean()):.3f}  least p {least:.2g}, of all "
+            f"{found.sizes[dim]}: {'not calibrated' if least < 0.05 else 'nothing against it'}"
+        )
+    typer.echo(f"{out / 'calibration.nc'} is written")
+
+
+@takes(settings=drawing)
+def budget(
+    model: ModelArgument,
+    truth: Annotated[str, typer.Option(help="The truth: a path, a URL, or 'planet'.")],
+    out: Annotated[
+        Path, typer.Option(help="A folder for what is found of each run.", show_default=False)
+    ],
+    start: StartOption,
+    settings: Any,
+    count: CountOption = 6,
+    every: EveryOption = 24,
+    hours: HoursOption = 24,
+    members: Annotated[int, typer.Option(min=2, help="How many members.")] = 10,
+    network: NetworkOption = "paper-density",
+    stations: StationsOption = None,
+    only: Annotated[
+        str | None, typer.Option(help="Variations, with commas; by default all.")
+    ] = None,
+    withhold: Annotated[
+        str | None,
+        typer.Option(help="Variables withheld one after the other, with commas."),
+    ] = None,
+    variables: Annotated[
+        str, typer.Option(help="Variables, or channels such as z500, with commas.")
+    ] = "t2m,z500,t850",
+    regions: RegionsOption = "global",
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    batch: BatchOption = None,
+    workers: WorkersOption = 1,
+) -> None:
+    """Tell where the error of an analysis comes from.
+
+    Runs of the same dates, observations and seed differ from a converged reference in one thing
+    each. Killed, the same command goes on.
+
+    Example: appa budget planet --truth planet --start 2021-03-21T00 --count 3 --out budget
+    """
+    from ..evaluation.budget import error_budget_table
+    from ..tasks.experiments import error_budget
+
+    loaded = load(model, device)
+    dates = _dates(start, count, every)
+    words = {key: _words(text) for key, text in (("chosen", only), ("withheld", withhold))}
+    with told():
+        means = error_budget(
+            loaded,
+            truth,
+            _network(loaded, network, stations, dates, hours),
+            dates,
+            hours=hours,
+            members=members,
+            settings=settings_of(loaded, settings),
+            chosen=words["chosen"],
+            withheld=words["withheld"] or (),
+            variables=_words(variables),
+            regions=_words(regions) or ["global"],
+            seed=seed,
+            out=out,
+            batch=batch,
+            workers=workers,
+        )
+    table = error_budget_table(means, days=-(-every // 24))
+    path = out / "budget.csv"
+    partial = path.with_name(f".{path.name}.partial")
+    table.to_csv(partial, index=False)
+    partial.replace(path)
+    shown = table[table["score"] != "ratio"].copy()
+    if "," not in regions:
+        shown = shown.drop(columns="region")
+    for key in ("value", "difference", "low", "high"):
+        shown[key] = [f"{x:.4g}" if x == x else "·" for x in shown[key]]
+    shown["real"] = ["real" if x is True else "·" for x in shown["real"]]
+    typer.echo(shown.to_string(index=False))
+    typer.echo(f"{path} is written")
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _dates(start: str, count: int, every: int) -> list[np.datetime64]:
+    import numpy as np
+
+    from ..data.clock import as_datetime64
+
+    return list(as_datetime64(start) + np.arange(count) * every * np.timedelta64(3600, "s"))
+
+
+def _network(model: Any, name: str, stations: int | None, dates: Any, hours: int) -> Any:
+    import numpy as np
+
+    from ..observations.building import build_network
+
+    times = dates[0] + np.arange(hours) * np.timedelta64(3600, "s")
+    return build_network(model.grid, times, name, stations=stations)[0]

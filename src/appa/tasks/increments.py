@@ -1,0 +1,136 @@
+r"""What one observation changes, everywhere.
+
+The *increment of a single observation* is the change of the ensemble's mean that it makes,
+everywhere: with a prior of covariance :math:`B` and a linear observation it is
+
+.. math:: B H^\top (H B H^\top + R)^{-1} (y - H \bar{x}) ,
+
+and so tells what the prior knows of covariances. Prior and posterior members are drawn from the
+same noise, so that chance cancels but for what the observation changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..data.clock import as_datetime64
+from ..errors import DataError
+from ..observations.operators import StateSpace, compile_observations
+from ..observations.reading import read_observations
+from .assimilation import reanalysis
+from .experiments import CONVERGED
+from .model import Model
+from .settings import Settings
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["single_observation"]
+
+HOUR = np.timedelta64(3600, "s")
+
+
+def single_observation(
+    model: Model,
+    variable: str,
+    latitude: float,
+    longitude: float,
+    start: Any,
+    *,
+    hour: int = 0,
+    level: float | None = None,
+    departure: float | None = None,
+    error: float | None = None,
+    hours: int | None = None,
+    members: int = 32,
+    seed: int = 0,
+    settings: Settings | None = None,
+    batch: int | None = None,
+    **options: Any,
+) -> xr.Dataset:
+    r"""The change of all fields that one observation makes.
+
+    Arguments:
+        model: The model.
+        variable, latitude, longitude, level: What is observed, and where.
+        start: The first hour of the period.
+        hour: The hour of the observation, counted from the first.
+        departure: How far it is from the mean of the prior, by default one standard deviation of
+            the prior's members there.
+        error: Its error, by default the same.
+        hours: The hours of the period, by default a window.
+        members: The members whose means are told.
+        seed: The seed.
+        settings: How they are drawn, by default converged.
+        batch, options: As of :func:`appa.tasks.assimilation.reanalysis`.
+
+    Returns:
+        The posterior's mean less the prior's, by variable and hour; `<variable>_expected`, what
+        the covariance of the prior's members says it should be; attributes `departure`, `error`,
+        `value` and the prior's `spread` at the observation.
+
+    Example:
+        >>> change = single_observation(model, "geopotential", 50, 10, "2021-03-21T00", level=500)
+        >>> change["temperature"].isel(time=0).sel(level=850).plot()
+    """
+    import pandas as pd
+    import xarray as xr
+
+    from ..evaluation.budget import ensemble_increment
+
+    if members < 2:
+        raise DataError(f"found {members} members, expected 2 or more: a mean needs a spread")
+    hours = model.config.window if hours is None else hours
+    if not 0 <= hour < hours:
+        raise DataError(f"found hour {hour}, expected from 0 to {hours - 1}")
+    settings = settings or Settings.of(model.config, **CONVERGED)
+    first = as_datetime64(start)
+    common = {"members": members, "seed": seed, "settings": settings, "batch": batch}
+    common |= {"negatives": "keep", "latents": False, **options}
+    prior = reanalysis(model, None, start, hours, **common)
+    row = {
+        "time": first + hour * HOUR,
+        "latitude": latitude,
+        "longitude": longitude,
+        "variable": variable,
+        "level": np.nan if level is None else level,
+    }
+
+    equivalents = _equivalents(model, prior.isel(time=hour), row)
+    spread = float(equivalents.std(ddof=1))
+    departure = spread if departure is None else float(departure)
+    error = spread if error is None else float(error)
+    value = float(equivalents.mean()) + departure
+    table = pd.DataFrame([row | {"value": value, "error": error}])
+    posterior = reanalysis(model, table, start, hours, **common)
+    names = [str(name) for name in prior.data_vars]
+    change = (posterior[names].astype(np.float64) - prior[names]).mean("member")
+    expected = ensemble_increment(prior, equivalents, departure, error)
+    merged = xr.merge([change, expected.rename({n: f"{n}_expected" for n in names})])
+    about = {"variable": variable, "latitude": latitude, "longitude": longitude, "hour": hour}
+    about |= {"departure": departure, "error": error, "value": value, "spread": spread}
+    return merged.assign_attrs(about | ({} if level is None else {"level": level}))
+
+
+def _equivalents(model: Model, ds: xr.Dataset, row: Mapping[str, Any]) -> np.ndarray:
+    r"""What members would be observed as, with shape :math:`(M)`."""
+    import pandas as pd
+
+    assert model.standardizer is not None
+    mean = float(ds[row["variable"]].mean()) if row["variable"] in ds else 0.0
+    table = pd.DataFrame([{**row, "value": mean, "error": 1.0}])
+    seen = read_observations(table, levels=model.config.data.levels)
+    operators = compile_observations(seen, StateSpace.of(model), [row["time"]])
+    operator = operators[0]
+    if operator is None:
+        raise DataError(
+            "the observation cannot be compared with the model's states:\n"
+            f"{operators.excluded.to_string(index=False)}"
+        )
+    x = model.standardizer.to_tensor(ds)
+    with torch.no_grad():
+        return mean - operator.departure(x).double().numpy()[:, 0]

@@ -1,0 +1,49 @@
+r"""`appa calibrate` and `appa budget` with a small model that knows nothing."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+import xarray as xr
+from typer.testing import CliRunner
+
+from appa.cli.calibrate import register
+from appa.errors import AppaError
+
+from ..tasks import small
+
+
+@pytest.fixture
+def run(tmp_path):
+    app = typer.Typer()
+    register(app)
+    folder = small.write_model(tmp_path / "model", denoiser=True)
+    given = ["--start", "2001-01-01T03", "--hours", "2", "--members", "2", "--steps", "3"]
+    given += ["--stations", "3", "--device", "cpu"]
+
+    def invoke(command: str, *words: str) -> str:
+        result = CliRunner().invoke(app, [command, str(folder), *given, *words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+
+    return invoke
+
+
+def test_calibrate(run, tmp_path):
+    out = tmp_path / "ranks"
+    told = run("calibrate", "--count", "1", "--out", str(out))
+    assert "simulations: 1, of 2 hours and 2 members each" in told
+    assert f"{out / 'calibration.nc'} is written" in told.replace("\n", "")
+    assert sorted(p.name for p in out.glob("0*.nc")) == ["0000.nc"]
+    with xr.open_dataset(out / "calibration.nc") as found:
+        assert found["field_frequency"].sum("rank").values == pytest.approx(1)
+    with pytest.raises(AppaError, match="errors"):  # begun with other errors
+        run("calibrate", "--count", "1", "--out", str(out), "--errors", "0.5")
+
+
+def test_budget_names_what_there_is(run, tmp_path):
+    store = small.write_states(tmp_path / "truth.zarr")
+    words = ["--truth", str(store), "--out", str(tmp_path / "budget")]
+    with pytest.raises(AppaError, match="did you mean 'decoder'"):
+        run("budget", *words, "--only", "decodr")

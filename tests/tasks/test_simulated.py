@@ -1,0 +1,243 @@
+r"""Simulations with the exact denoiser of a Gaussian prior: its sampler passes, wrong ones fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from appa.errors import AppaError, DataError
+from appa.evaluation.budget import error_budget_table
+from appa.evaluation.simulation import summarize
+from appa.observations.networks import Network
+from appa.tasks.experiments import error_budget, variations
+from appa.tasks.increments import single_observation
+from appa.tasks.model import Model
+from appa.tasks.settings import Settings
+from appa.tasks.simulated import distort, simulation_based_calibration, synthesize
+
+from ..evaluation import worlds
+
+WINDOW, HOURS, RHO, SPREAD, START = 4, 2, 0.9, 0.4, "2004-01-03T00"
+pytestmark = pytest.mark.filterwarnings("ignore:the model does not know what its decoder")
+
+
+class Linear(worlds.Identity):
+    r"""Latents that are states, one of a point; their neighbours' too, where they are mixed."""
+
+    def __init__(self, mixed: float = 0.0):
+        super().__init__()
+        self.mixed = mixed
+
+    def decode(self, z):
+        return z + self.mixed * torch.roll(z, 1, -1)
+
+    def linearize(self, z):
+        return self.decode(z), self.decode
+
+
+def world(mixed: float = 0.0) -> Model:
+    config = worlds.config(
+        WINDOW, latent_noise=0.0, hidden_channels=[4], decoder_channels=[4], decoder_blocks=1
+    )
+    denoiser = worlds.Gaussian(WINDOW, RHO)
+    denoiser.variance = torch.full(worlds.GRID.shape, SPREAD**2)  # few eigenvalues, quick solves
+    return Model(
+        config,
+        Linear(mixed),  # type: ignore[arg-type]
+        denoiser,  # type: ignore[arg-type]
+        torch.zeros(4),
+        torch.ones(4),
+        worlds.statistics(),
+    )
+
+
+def network(noise: float = 0.3) -> Network:
+    r"""A station at every point, which sees 2 m temperature."""
+    latitude, longitude = np.meshgrid(worlds.GRID.latitude, worlds.GRID.longitude, indexing="ij")
+    places = {"latitude": latitude.ravel(), "longitude": longitude.ravel(), "elevation": 0.0}
+    stations = pd.DataFrame({"station": [f"s{i}" for i in range(latitude.size)]} | places)
+    return Network("every point", stations, variables=("2m_temperature",), noise=noise)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return world()
+
+
+def settings(model: Model, **changes) -> Settings:
+    exact = {"steps": 24, "iterations": 30, "tolerance": 1e-3, "representation": "none"}
+    return Settings.of(model.config, **(exact | changes))
+
+
+def calibrated(model: Model, count: int, **options):
+    dates = [START] * count
+    given = {"hours": HOURS, "members": 7, "settings": settings(model), "seed": 3}
+    given["truths"] = settings(model, steps=24)
+    return simulation_based_calibration(model, network(), dates, **(given | options))
+
+
+def test_an_exact_sampler_is_calibrated_and_an_overconfident_one_is_not(model):
+    right = calibrated(model, 6)
+    told = summarize(right)
+    assert told["simulations"] == 6
+    for kind in ("field", "latent", "scalar"):
+        assert told[kind]["least"] > 0.05
+    t2m = right.sel(region="global", channel="t2m", latent_channel=0)
+    # 6 × 2 × 128 ranks, of which hours depend on each other: chance is 0.03
+    assert t2m["field_dispersion"] == pytest.approx(1, abs=0.12)
+    assert t2m["latent_dispersion"] == pytest.approx(1, abs=0.12)
+
+    wrong = calibrated(model, 6, change={"errors": 0.5})
+    t2m = wrong.sel(region="global", channel="t2m")
+    # an hour alone: errors of (1 − K)² P + K² R = 0.072 for an assumed variance of 0.020
+    assert t2m["field_dispersion"] > 1.25
+    for kind in ("field", "latent", "scalar"):
+        assert wrong[f"{kind}_least"] < 0.01
+    # what is not observed is as before
+    z500 = wrong.sel(region="global", channel="z500")
+    assert z500["field_dispersion"] == pytest.approx(1, abs=0.12)
+    # members fit better than the truth, always
+    assert wrong.sel(quantity="misfit")["scalar_frequency"].values[-1] == pytest.approx(1)
+
+
+def test_killed_it_goes_on(model, tmp_path, monkeypatch):
+    import appa.tasks.simulated as simulated
+
+    options = {"members": 2, "settings": settings(model, steps=4)}
+    whole = calibrated(model, 2, **options)
+    draw, calls = simulated.simulate, []
+
+    def dying(*args, **kwargs):
+        calls.append(kwargs["number"])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return draw(*args, **kwargs)
+
+    monkeypatch.setattr(simulated, "simulate", dying)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(model, 2, out=tmp_path / "a", **options)
+    resumed = calibrated(model, 2, out=tmp_path / "a", **options)
+    assert calls == [0, 1, 1]
+    for name in whole.data_vars:
+        np.testing.assert_allclose(resumed[name], whole[name], rtol=1e-12)
+    with pytest.raises(AppaError, match="seed was 3, is 4"):
+        calibrated(model, 2, out=tmp_path / "a", **options, seed=4)
+    with pytest.raises(DataError, match="2 or more"):
+        calibrated(model, 2, members=1)
+
+
+def test_observations_that_are_not_what_they_say(model):
+    truth = model.reanalysis(None, START, WINDOW, members=1, steps=4).isel(member=0)
+    seen = synthesize(model, truth, network(), seed=1)
+    changed = distort(seen, errors=2.0, bias=0.5)
+    assert (changed.points["error"] == 2 * seen.points["error"]).all()
+    moved = changed.points["value"] - seen.points["value"]
+    np.testing.assert_allclose(moved, 0.5 * seen.points["error"])
+    with pytest.raises(DataError, match="did you mean '2m_temperature'"):
+        distort(seen, without=["2m_temperatur"])
+    both = synthesize(model, truth, replace(network(), variables=(*worlds.SURFACE,)), seed=1)
+    left = distort(both, without=[worlds.SURFACE[1]])
+    assert left.variables == [worlds.SURFACE[0]]
+
+
+def covariance(model: Model) -> tuple[np.ndarray, np.ndarray]:
+    r"""Of a channel's states, hours by points: exact."""
+    hours = np.arange(WINDOW)
+    time = RHO ** np.abs(hours[:, None] - hours)
+    mix = np.eye(128) + model.autoencoder.mixed * np.kron(np.eye(8), np.roll(np.eye(16), 1, axis=0))
+    return time, SPREAD**2 * mix @ mix.T
+
+
+def test_the_increment_of_one_observation_is_the_covariances():
+    model = world(mixed=0.5)
+    row, column, hour, error = 3, 5, 1, 10.0
+    found = single_observation(
+        model,
+        "2m_temperature",
+        worlds.GRID.latitude[row],
+        worlds.GRID.longitude[column],
+        START,
+        hour=hour,
+        departure=20.0,
+        error=error,
+        members=64,
+        settings=settings(model, steps=36),
+    )
+    time, space = covariance(model)
+    unit, place = worlds.STD[0], row * 16 + column
+    variance = space[place, place] * unit**2
+    gain = np.outer(time[:, hour], space[:, place]).reshape(WINDOW, 8, 16) * unit**2
+    # B Hᵀ (H B Hᵀ + R)⁻¹ (y − H μ), with the prior's own mean, which members' differs from
+    times = found["time"].values.astype("datetime64[h]")
+    mean = unit * 1.5 * worlds.season(times[hour : hour + 1])[0] + worlds.MEAN[0]
+    exact = gain / (variance + error**2) * (found.attrs["value"] - mean)
+    got = found["2m_temperature"].values
+    # posterior and prior members share their noise: what is left of chance is at most the
+    # change of a standard deviation over √64, along the gain
+    sure = np.sqrt(variance) * (1 - np.sqrt(error**2 / (variance + error**2)))
+    chance = 4 * sure / np.sqrt(64)
+    assert np.abs(got - exact).max() < chance * 1.02 + 0.02
+    assert np.abs(exact).max() > 5 * chance
+    # across points that share no latent, and other fields, there is none
+    assert np.abs(got[exact == 0]).max() < 2e-3 * unit
+    assert abs(found["geopotential"]).max() < 2e-3 * worlds.STD[2]
+    # what the members' covariance says is the same but for chance, here of 64 members
+    expected = found["2m_temperature_expected"].values[:, row, column]
+    np.testing.assert_allclose(expected, got[:, row, column], rtol=0.4)
+
+
+def test_a_budget_tells_what_costs(model, tmp_path):
+    r"""Of truths from the prior: a converged reference is best, and each fault costs its own."""
+    dates = pd.date_range(START, periods=6, freq="2D")
+    names = ["bias", "decoder", "unobserved"]
+    poor = settings(model, iterations=1, tolerance=0.0)
+    truths = [
+        model.reanalysis(None, d, HOURS, members=1, seed=9, steps=24).isel(member=0) for d in dates
+    ]
+    import xarray as xr
+
+    store = xr.concat([t.drop_vars("latents") for t in truths], "time")
+    store = store.drop_vars("member")
+    options = {
+        "hours": HOURS,
+        "members": 3,
+        "settings": poor,
+        "reference": {"iterations": 30, "tolerance": 1e-3},
+        "chosen": names,
+        "out": tmp_path / "budget",
+        "variables": ["2m_temperature"],
+    }
+    means = error_budget(model, store, network(), dates, **options)
+    table = error_budget_table(means).set_index(["variation", "score"])
+    assert set(means) == {"reference", *names}
+    assert len(list((tmp_path / "budget").glob("*.nc"))) == 24
+    crps, skill = table.xs("crps", level="score"), table.xs("skill", level="score")
+    for name in ("bias", "unobserved"):
+        assert crps.loc[name, "difference"] > 0
+        assert crps.loc[name, "low"] > 0
+        assert crps.loc[name, "real"]
+    # the identity decodes what it encoded
+    assert skill.loc["decoder", "value"] < 1e-3
+    # the prior's own spread, in kelvins, and that of the mean of 3 members
+    told = 20 * SPREAD * np.sqrt(1 + 1 / 3)
+    assert skill.loc["unobserved", "value"] == pytest.approx(told, rel=0.05)
+    # again, from what is there
+    again = error_budget_table(error_budget(model, store, network(), dates, **options))
+    pd.testing.assert_frame_equal(again, table.reset_index()[again.columns])
+    with pytest.raises(DataError, match="at least 2 hours apart"):
+        error_budget(model, store, network(), [START, START], hours=2)
+    with pytest.raises(DataError, match="did you mean 'steps'"):
+        error_budget(model, store, network(), dates, chosen=["step"])
+
+
+def test_variations_that_are_none_are_left_out(model):
+    same = settings(model)
+    names = [v.name for v in variations(same, same)]
+    assert "solver" not in names
+    assert "steps" not in names
+    assert "composed" in names  # the reference decides by itself
+    assert "without 2m_temperature" in [v.name for v in variations(same, same, ["2m_temperature"])]
