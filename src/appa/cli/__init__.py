@@ -22,6 +22,9 @@ RESUMED = (
     ["reanalysis"],
     ["filter"],
     ["forecast"],
+    ["calibrate"],
+    ["budget"],
+    ["baseline", "letkf"],
 )
 
 
@@ -52,7 +55,23 @@ def main() -> None:
 
 def application() -> typer.Typer:
     r"""The application, with all its commands."""
-    from . import assimilate, config, data, demo, evaluate, models, observe, plan, score, train
+    from . import (
+        assimilate,
+        baseline,
+        calibrate,
+        config,
+        data,
+        demo,
+        evaluate,
+        export,
+        models,
+        observe,
+        plan,
+        plot,
+        report,
+        score,
+        train,
+    )
 
     app = typer.Typer(
         name="appa",
@@ -71,6 +90,11 @@ def application() -> typer.Typer:
     observe.register(app)
     assimilate.register(app)
     evaluate.register(app)
+    app.add_typer(plot.app, name="plot")
+    report.register(app)
+    calibrate.register(app)
+    app.add_typer(baseline.app, name="baseline")
+    export.register(app)
     app.add_typer(plan.app, name="plan")
     demo.register(app)
     return app
