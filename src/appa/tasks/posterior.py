@@ -175,9 +175,7 @@ class Posterior:
         if not self.sequential:
             return 1
         lag, s = self._lag, self.settings
-        return len(
-            schedule(len(self.times), self.window, self.given, s.past, lag, s.new, s.sweeps)
-        )
+        return len(schedule(len(self.times), self.window, self.given, s.past, lag, s.new, s.sweeps))
 
     @property
     def joints(self) -> list[int]:
