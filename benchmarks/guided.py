@@ -259,7 +259,8 @@ def compare(rows: list[dict[str, Any]]) -> float | None:
     found = {row["way"]: row.pop("answer") for row in rows if row["members"] == 1}
     mean = {row["way"]: row.pop("mean") for row in rows if row["members"] == 1}
     for row in rows:
-        row.pop("answer", None), row.pop("mean", None)
+        for name in ("answer", "mean"):
+            row.pop(name, None)
     if set(found) != set(WAYS):
         return None
     correction = np.abs(found["appa"] - mean["appa"]).max()
