@@ -1,0 +1,67 @@
+r"""What `docs/evaluation.md` shows, runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from typer.testing import CliRunner
+
+from appa.cli import application
+from appa.data.stores import open_store
+
+PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+SPREAD = {"analysis": 0.5, "other": 2.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    r"""Ensembles about the planet's truth, of which it could be one more member."""
+    folder = tmp_path_factory.mktemp("page")
+    names = ["2m_temperature", "temperature"]
+    truth = open_store("planet")[names].isel(time=slice(0, 6)).sel(level=[500, 850]).load()
+    rng = np.random.default_rng(0)
+    for name, std in SPREAD.items():
+        centre = {k: v + std * rng.standard_normal(v.shape) for k, v in truth.items()}
+        members = [
+            xr.Dataset({k: v + std * rng.standard_normal(v.shape) for k, v in centre.items()})
+            for _ in range(4)
+        ]
+        ds = xr.concat(members, "member").astype(np.float32)
+        for k in names:
+            ds[k].attrs = truth[k].attrs
+        ds.to_zarr(folder / f"{name}.zarr", zarr_format=3)
+    return folder
+
+
+def test_commands(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (block,) = re.findall(r"<!-- begin commands -->(.*?)<!-- end commands -->", PAGE, re.S)
+    said = []
+    for line in block.strip().splitlines():
+        name, *arguments = shlex.split(line)
+        assert name == "appa"
+        result = CliRunner().invoke(application(), arguments)
+        if result.exception is not None:
+            raise result.exception
+        said.append(result.output)
+        if "--out" in arguments:
+            assert Path(arguments[arguments.index("--out") + 1]).stat().st_size > 5000
+    # the mean of four is off by √(1 + 1/4) of the spread
+    for table in re.findall(r"^t2m .*", said[0], re.M):
+        skill, spread, ratio = map(float, table.split()[2:5])
+        assert skill == pytest.approx(0.5 * np.sqrt(5 / 4), rel=0.03)
+        assert spread == pytest.approx(0.5, rel=0.03)
+        assert ratio == pytest.approx(1, abs=0.03)
+    assert len(re.findall(r"^t2m .*", said[0], re.M)) == 2  # globe and tropics
+
+
+def test_python(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(compile(lines, "evaluation.md", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(1, abs=0.03)
