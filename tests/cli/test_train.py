@@ -164,7 +164,7 @@ def test_interrupted_by_the_keyboard(folder, model, tmp_path):
     shutil.copytree(model, straight)
 
     process = subprocess.Popen(
-        command(*arguments),
+        command(*arguments, slowly=True),
         env=os.environ | ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,

@@ -231,7 +231,7 @@ def test_killed_before_and_after_the_blocks(source: xr.Dataset, tmp_path: Path) 
 
 
 JOB = r"""
-import sys, numpy as np, xarray as xr
+import os, sys, time, numpy as np, xarray as xr
 from appa.data.writing import StoreWriter, make_template
 if len(sys.argv) > 2:
     import resource
@@ -242,6 +242,7 @@ template = make_template(times, np.linspace(90, -90, 61), np.arange(120) * 3.0, 
 with StoreWriter(sys.argv[1], template, block=24, plan={"job": "test"}) as writer:
     print(len(writer.finished), flush=True)
     for i in writer.remaining:
+        time.sleep(float(os.environ.get("PAUSE", 0)))
         hours = writer.blocks[i]
         block = template.isel(time=hours)
         t = np.arange(hours.start, hours.stop, dtype=np.float32)
@@ -254,9 +255,12 @@ with StoreWriter(sys.argv[1], template, block=24, plan={"job": "test"}) as write
 """
 
 
-def start(*args: object) -> subprocess.Popen[str]:
+def start(*args: object, pause: float = 0.0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", JOB, *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = os.environ | {"PAUSE": str(pause)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
 
 
 @pytest.mark.slow
@@ -264,7 +268,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     path, partial = tmp_path / "a.zarr", tmp_path / "a.zarr.partial"
     rng = np.random.default_rng(0)
     for kill in range(2):
-        job = start(path)
+        job = start(path, pause=0.1)  # time to kill it in, however busy the machine
         assert job.stdout is not None
         found = int(job.stdout.readline())
         if kill:
@@ -272,7 +276,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         while len(os.listdir(partial / ".appa" / "done" / "total_precipitation")) < found + 4:
             assert job.poll() is None, job.communicate()
             time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, 0.2))  # in a write, or between two
         job.send_signal(signal.SIGKILL)
         job.communicate()
         assert job.returncode == -signal.SIGKILL

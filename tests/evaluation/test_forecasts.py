@@ -183,6 +183,24 @@ def test_dates_are_the_blocks():
         compare(means(6, 0, 0.0)[0], means(6, 0, 0.0)[0].isel(init_time=0))
 
 
+def test_dates_without_a_lead_time_are_of_no_pair():
+    r"""One system lacks the last lead time of 7 of 12 dates, at which the other errs by 100 more:
+    the difference is that of the 5 others, which are too few."""
+    a, b = means(12, 0, gap=1.0)
+    late = (b["init_time"] > b["init_time"][4]) & (b["lead_time"] == 24)
+    b["crps"] = xr.where(late, b["crps"] + 100, b["crps"])
+    lacking = a.where(~late).assign(weight=a["weight"].where(~late, 0.0))
+    found = compare(lacking, b, resamples=200).isel(region=0, channel=0)
+    wanted = (b["crps"] - a["crps"]).isel(init_time=slice(5)).mean("init_time").squeeze()
+    difference = found["crps_difference"].sel(lead_time=24)
+    assert float(difference) == pytest.approx(float(wanted.sel(lead_time=24)))
+    assert not found["crps_real"].sel(lead_time=24)
+    alone = compare(*(part.sel(lead_time=[24]) for part in (lacking, b)), resamples=200)
+    assert alone.attrs["blocks"] == 5
+    with pytest.raises(DataError, match="nowhere defined"):
+        compare(a.assign(weight=0 * a["weight"]), b)
+
+
 def test_analyses_of_several_dates(truth):
     r"""Runs that begin at noon are blocks, though their hours are of two days."""
     runs = []

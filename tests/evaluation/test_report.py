@@ -77,6 +77,8 @@ def test_balances():
         np.testing.assert_allclose(at["ratio"], 1, atol=0.01)
         np.testing.assert_allclose(at["correlation"], 1, atol=0.01)
     assert balances(shifted(truth, [0.0])[["2m_temperature"]], truth) is None
+    level = shifted(truth, [0.0])[["geopotential", "temperature"]].isel(level=[0])
+    assert balances(level, truth) is None  # no layer
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ sampling:
   past: 2
 """
 
+ROOT = Path(__file__).parents[2]
 # One thread and no device: sums are always in the same order.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -95,9 +96,28 @@ def write_run(run: Path, config: Path) -> Path:
     return run
 
 
-def command(*arguments: object) -> list[str]:
+def slow_down() -> None:
+    r"""Makes every update take a moment longer, so that there is time to interrupt them."""
+    import time
+
+    from appa.training.updates import Updates
+
+    advance = Updates.advance
+
+    def slowly(self: Updates) -> None:
+        time.sleep(0.05)
+        advance(self)
+
+    Updates.advance = slowly
+
+
+def command(*arguments: object, slowly: bool = False) -> list[str]:
     r"""A command, by the interpreter of the tests."""
-    return [sys.executable, "-c", "from appa.cli import main; main()", *map(str, arguments)]
+    script = "from appa.cli import main; main()"
+    if slowly:
+        paths = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        script = f"{paths}from tests.training.commands import slow_down; slow_down(); {script}"
+    return [sys.executable, "-c", script, *map(str, arguments)]
 
 
 def appa(*arguments: object, status: int = 0, **environment: str) -> str:

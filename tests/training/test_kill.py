@@ -74,7 +74,7 @@ def straight(folder) -> Callable[[str], Path]:
 def kill(arguments: list, checkpoints: Path, beyond: int, delay: float) -> int:
     r"""Kills a training some time after it passed a step. Returns the step it stands at then."""
     process = subprocess.Popen(
-        command(*arguments),
+        command(*arguments, slowly=True),
         env=os.environ | ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,15 @@ def deaf(folder: str) -> None:
         file.write(f"{os.getpid()}\n")
     if len(lines.read_text().splitlines()) == 1:
         time.sleep(60)
+
+
+def train_slowly(**arguments: Any) -> Any:
+    from appa.training.start import start
+
+    from .commands import slow_down
+
+    slow_down()
+    return start(**arguments)
 
 
 def fail() -> None:
@@ -162,7 +172,7 @@ def test_training_as_a_job(tmp_path):
 
     run = tmp_path / "job"
     arguments = {"network": "denoiser", "run": str(run), **options}
-    job = submit(start, arguments, tmp_path / "logs", **where)
+    job = submit(train_slowly, arguments, tmp_path / "logs", **where)
     checkpoints = Checkpoints(run / "training" / "denoiser" / "checkpoints")
     wait(checkpoints.steps)
     tasks = Path(f"/proc/{job.job_id}/task/{job.job_id}/children").read_text().split()

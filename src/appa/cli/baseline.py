@@ -141,8 +141,9 @@ def tune(
     from ..evaluation.covariances import Covariance
     from ..evaluation.interpolation import tune
     from ..observations.reading import read_observations
-    from .options import told
+    from .options import told, writable
 
+    writable(out)
     known = Covariance.load(covariance)
     with told():
         read = read_observations(observations)
@@ -164,7 +165,15 @@ def tune(
 def _device(name: str | None) -> Any:
     import torch
 
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+    from ..errors import DataError
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        told = str(error).splitlines()[0][:120]
+        raise DataError(f"there is no device {name!r} here ({told}); try --device cpu") from error
+    return name
 
 
 register(app)

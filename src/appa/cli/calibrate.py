@@ -74,6 +74,7 @@ def calibrate(
     Example: appa calibrate planet --start 2021-03-21T00 --count 30 --out simulated
     """
     from ..data import netcdf
+    from ..evaluation.comparison import FEWEST
     from ..evaluation.files import KIND
     from ..evaluation.simulation import FAMILIES
     from ..tasks.simulated import simulation_based_calibration
@@ -102,10 +103,13 @@ def calibrate(
         if f"{kind}_p" not in found:
             continue
         least = float(found[f"{kind}_least"])
+        verdict = "not calibrated" if least < 0.05 else "nothing against it"
+        if count < FEWEST:  # of which no p is known, or none that could be small
+            verdict = f"too few simulations to tell, {FEWEST} at the least"
         typer.echo(
             f"{kind:<8}bias {float(found[f'{kind}_bias'].mean()):+.3f}  dispersion "
             f"{float(found[f'{kind}_dispersion'].mean()):.3f}  least p {least:.2g}, of all "
-            f"{found.sizes[dim]}: {'not calibrated' if least < 0.05 else 'nothing against it'}"
+            f"{found.sizes[dim]}: {verdict}"
         )
     typer.echo(f"{out / 'calibration.nc'} is written")
 
@@ -149,6 +153,7 @@ def budget(
     Example: appa budget planet --truth planet --start 2021-03-21T00 --count 3 --out budget
     """
     from ..evaluation.budget import error_budget_table
+    from ..evaluation.comparison import FEWEST
     from ..tasks.experiments import error_budget
 
     loaded = load(model, device)
@@ -184,6 +189,9 @@ def budget(
         shown[key] = [f"{x:.4g}" if x == x else "·" for x in shown[key]]
     shown["real"] = ["real" if x is True else "·" for x in shown["real"]]
     typer.echo(shown.to_string(index=False))
+    if count * every < 24 * FEWEST:
+        typer.echo(f"which differences are real cannot be told: {count} runs start on fewer than "
+                   f"{FEWEST} days")  # fmt: skip
     typer.echo(f"{path} is written")
 
 

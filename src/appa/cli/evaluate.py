@@ -108,7 +108,7 @@ def evaluate(
         at, title = means, ""
         if lead is not None:
             at = {k: m.sel(lead_time=[lead]) for k, m in means.items() if lead in m["lead_time"]}
-            title = f", {lead:g} h ahead"
+            title = f", {lead:g} h ahead{_of_dates(at['A'])}"
         for region in chosen["regions"]:
             part = {name: m.sel(region=[region]) for name, m in at.items()}
             shown = _shown(part["A"])
@@ -174,6 +174,13 @@ def _leads(means: xr.Dataset, wanted: str | None) -> list[Any]:
     return hours
 
 
+def _of_dates(means: xr.Dataset) -> str:
+    r"""Of how many dates a lead time is, where some do not reach it."""
+    every = means.sizes["init_time"]
+    there = int((means["weight"] > 0).any(["region", "lead_time", "channel"]).sum())
+    return f", {there} of {every} dates" if there < every else ""
+
+
 def _by_date(means: xr.Dataset) -> xr.Dataset:
     r"""Forecasts by lead time, all dates together; others as they are."""
     from ..evaluation.scores import pool
@@ -208,15 +215,9 @@ def _shown(scores: xr.Dataset) -> list[str]:
 
 def _look(scores: xr.Dataset, channel: str) -> tuple[float, str]:
     r"""The scale and the unit a channel is shown in."""
-    from ..data.variables import VARIABLES
-    from ..plots.style import style
+    from ..plots.curves import look_of
 
-    at = scores.sel(channel=channel)
-    name = str(at["variable"].item())
-    if name not in VARIABLES:
-        return 1.0, str(at["units"].item())
-    look = style(name)
-    return look.scale, "K" if look.units == "°C" else look.units
+    return look_of(scores.sel(channel=channel))[:2]
 
 
 def _table(region: str, scores: dict[str, xr.Dataset], channels: list[str]) -> None:
@@ -268,7 +269,8 @@ def _differences(
     one = "block" if blocks == 1 else "blocks"
     told = f"{blocks} {one} of {days * 24} hours"
     if "init_time" in means["A"].dims or "start" in means["A"].coords:
-        told = f"{blocks} {one} of dates" if days > 1 else f"{blocks} dates"
+        several = days > 1 or found.attrs["dates"] > blocks  # of one day
+        told = f"{blocks} {one} of dates" if several else f"{blocks} dates"
     if blocks < FEWEST:
         typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real")
     else:

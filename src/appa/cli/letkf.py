@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import reading, takes, told
+from .options import reading, takes, told, writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,6 +128,8 @@ def letkf(
             raise DataError(f"found several values of {', '.join(many)}; those are for --tune")
         if out is None:
             raise DataError("found neither --out nor --tune; say where analyses go: --out x.zarr")
+    elif out is not None:
+        writable(out)
     left_out = tuple(name.strip() for name in exclude.split(",") if name.strip())
     one = Settings(members, exclude=left_out, **{name: v[0] for name, v in several.items()})
     thin = rules.pop("thin")

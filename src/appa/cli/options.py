@@ -13,9 +13,11 @@ import contextlib
 import functools
 import inspect
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from ..tasks.model import Model
     from ..tasks.settings import Settings
 
-__all__ = ["drawing", "load", "output", "reading", "settings_of", "takes", "told"]
+__all__ = ["drawing", "load", "output", "reading", "settings_of", "takes", "told", "writable"]
 
 DRAWING, OUTPUT = "How it is drawn", "What is given out"
 READING = "How observations are read"
@@ -269,6 +271,20 @@ def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:
 
     single = {key: value for key, value in chosen.items() if key != "setting"}
     return Settings.of(model.config, chosen["setting"], **single)
+
+
+def writable(path: Path) -> None:
+    r"""Raises unless a small file can be written there, before the work it tells of."""
+    from ..errors import StoreError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+    except OSError as error:
+        raise StoreError(f"cannot write {path} ({error}); choose another name") from error
 
 
 @contextmanager

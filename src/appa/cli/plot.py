@@ -181,7 +181,10 @@ def spectra(
     channels = _chosen(variables)
     with told():
         found = _scored(runs, "spectrum") or spectra_of(runs, truth, variables=channels)
-    _write(plot_spectra(found, channels or SPECTRA), out, dpi)
+    shown = SPECTRA
+    if channels is not None:
+        shown = _shown({"": found}, channels) if "variable" in found.coords else channels
+    _write(plot_spectra(found, shown or SPECTRA), out, dpi)
 
 
 @app.command()

@@ -285,7 +285,10 @@ class Estimation:
             )
         u, lag = u[:, :modes], lag[..., :modes, :modes]
 
-        explained = float((np.abs(u) ** 2 * weight).sum() / (total[:waves] * weight).sum())
+        # every wave but those of one phase stands for two coefficients
+        twice = np.where(np.isin(np.arange(len(total)), self.real(len(total))), 1.0, 2.0)
+        part = ((np.abs(u) ** 2 * weight).sum((1, 2, 3)) * twice[:waves]).sum()
+        explained = float(part / ((total * weight).sum((1, 2)) * twice).sum())
         single = np.float32
         space = ("channel", "latitude", "longitude")
         levels = [np.nan if ch.level is None else float(ch.level) for ch in self.channels]

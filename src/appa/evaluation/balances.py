@@ -73,9 +73,11 @@ def balances(
     estimate, truth = matched(estimate, truth)
     needed = (*GEOSTROPHIC, "temperature", "specific_humidity")
     names = [n for n in needed if n in estimate and n in truth and "level" in estimate[n].dims]
-    if not any(_has(names, group) for group in (HYPSOMETRIC, GEOSTROPHIC)):
+    levels = [p for p in estimate["level"].values if p in truth["level"].values] if names else []
+    # a layer is between two levels
+    layers, winds = _has(names, HYPSOMETRIC) and len(levels) > 1, _has(names, GEOSTROPHIC)
+    if not levels or not (layers or winds):
         return None
-    levels = [p for p in estimate["level"].values if p in truth["level"].values]
     members, hours = estimate.sizes["member"], estimate.sizes["time"]
     size = 4 * len(names) * len(levels) * truth.sizes["latitude"] * truth.sizes["longitude"]
     group = max(1, MOST // size)  # states that are read together

@@ -73,13 +73,24 @@ def compare(
         what = "dates, lead times" if "init_time" in keys else "hours"
         raise DataError(f"the two runs have no {what}, regions or channels in common to compare")
     a, b = xr.align(a, b, join="inner")
-
     dim = "init_time" if "init_time" in keys else "time"
+    # pairs only: a date may lack a lead time, or be undefined, in one of the two
+    both = (
+        ((a["weight"] > 0) & (b["weight"] > 0))
+        .transpose(dim, ...)
+        .drop_vars("start", errors="ignore")
+    )
+    there = both.values.reshape(both.sizes[dim], -1).any(axis=1)
+    if not there.any():
+        raise DataError("the two runs are nowhere defined at the same hours; nothing to compare")
+    a, b = (run.assign(weight=run["weight"].where(both, 0.0)).isel({dim: there}) for run in (a, b))
+
     label = a["start"] if "start" in a.coords else a[dim]
     day = label.values.astype("datetime64[D]").astype(np.int64)
     _, block = np.unique((day - day.min()) // days, return_inverse=True)
     n = int(block.max()) + 1
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    filled = _filled(a["weight"], dim, block)
     whole = [metrics(pool(run, dim)) for run in (a, b)]
     drawn = [metrics(resampled(run, dim, block, counts)) for run in (a, b)]
 
@@ -98,9 +109,23 @@ def compare(
         dims = drawn[0][name].dims[1:]
         data[f"{name}_low"], data[f"{name}_high"] = (dims, ends[0]), (dims, ends[1])
         real = (ends[0] > 0) | (ends[1] < 0)
-        data[f"{name}_real"] = (dims, real & (n >= FEWEST))
-    about = {"blocks": n, "days": days, "resamples": resamples, "confidence": confidence}
+        data[f"{name}_real"] = (dims, real & (filled >= FEWEST))
+    about = {
+        "blocks": n,
+        "dates": len(np.unique(label)),
+        "days": days,
+        "resamples": resamples,
+        "confidence": confidence,
+    }
     return xr.Dataset(data).assign_attrs(about, seed=seed)
+
+
+def _filled(weight: xr.DataArray, dim: str, block: np.ndarray) -> np.ndarray:
+    r"""The number of blocks that are not empty, by region, lead time and channel."""
+    there = weight.transpose(dim, "region", ..., "channel").values > 0
+    found = np.zeros((int(block.max()) + 1, *there.shape[1:]), bool)
+    np.logical_or.at(found, block, there)
+    return found.sum(axis=0)
 
 
 def resampled(means: xr.Dataset, dim: str, block: np.ndarray, counts: np.ndarray) -> xr.Dataset:

@@ -107,6 +107,16 @@ class Covariance:
         variance = np.tensordot(regressors(times, (len(beta) - 1) // 2), beta, 1)
         return mean, np.sqrt(np.maximum(variance, LEAST * beta[0]))
 
+    def seen(self, times: Any) -> str | None:
+        r"""The hours it was estimated from, where any of the times are among them."""
+        about, times = self.dataset.attrs, np.asarray(times, "datetime64[s]")
+        if "first_time" not in about:
+            return None
+        first, last = (np.datetime64(about[key]) for key in ("first_time", "last_time"))
+        if not (times[0] <= last and first <= times[-1]):
+            return None
+        return f"{about['first_time']} to {about['last_time']}"
+
     def save(self, path: str | Path) -> Path:
         r"""Writes it to a NetCDF file."""
         ds = self.dataset.drop_encoding()

@@ -28,6 +28,7 @@ from ..data.planet.circulation import GRID, Circulation, Run
 from ..data.planet.columns import Columns, Spectral
 from ..data.variables import VARIABLES
 from ..errors import DataError
+from ..observations.observables import find
 from ..observations.operators import HourOperator, StateSpace
 from .letkf import local_weights, relax, taper, weigh
 
@@ -66,14 +67,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, low in (("members", 2), ("every", 1), ("inflation", 1.0), ("relaxation", 0.0)):
-            if not getattr(self, name) >= low:
-                raise DataError(f"found {name} {getattr(self, name):g}; give {low:g} or more")
+            value = getattr(self, name)
+            if value is None or not value >= low:
+                raise DataError(f"found {name} {value}; give {low:g} or more")
         for name in ("length", "depth"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise DataError(f"found {name} {value:g}; give more than 0, or none")
-        if not 0 <= self.representation < math.inf:
-            raise DataError(f"found representation {self.representation:g}; give 0 or more")
+        if self.representation is None or not 0 <= self.representation < math.inf:
+            raise DataError(f"found representation {self.representation}; give 0 or more")
+        for name in self.exclude:
+            find(name)
 
 
 class Cycling:
@@ -156,7 +160,8 @@ class Cycling:
             pressure = columns.log_pressure.mean(0).cpu().numpy()
             heights = torch.from_numpy(self._heights(rows, np.exp(pressure)))
             sigma = torch.from_numpy(np.log(self.circulation.sigma))
-            vertical = taper(sigma[:, None] - heights, s.depth).to(device)
+            # those of whole columns count at all heights
+            vertical = taper((sigma[:, None] - heights).nan_to_num(0.0), s.depth).to(device)
         weights = local_weights(
             mean - departures,
             mean,
@@ -214,13 +219,15 @@ class Cycling:
         return np.hypot(1.0, share * std / operator.error.double().cpu().numpy())
 
     def _heights(self, rows: pd.DataFrame, pressure: np.ndarray) -> np.ndarray:
-        r""":math:`\ln \sigma` of observations: 0 at the ground and below it."""
+        r""":math:`\ln \sigma` of observations: 0 at the ground and below it, NaN of columns."""
         latitude, longitude = (rows[k].to_numpy(float) for k in ("latitude", "longitude"))
         j = np.abs(latitude[:, None] - GRID.latitude).argmin(1)
         i = np.rint(longitude / 360 * GRID.shape[1]).astype(int) % GRID.shape[1]
         below = 1e-2 * self.circulation.model.dycore.constants.p0 * pressure[j, i]
         level = rows["level"].to_numpy(float)
-        return np.where(np.isnan(level), 0.0, np.log(np.fmin(level / below, 1.0)))
+        columns = [n for n in rows["variable"].unique() if find(n).levels == "column"]
+        ground = np.where(rows["variable"].isin(columns), np.nan, 0.0)
+        return np.where(np.isnan(level), ground, np.log(np.fmin(level / below, 1.0)))
 
 
 def planet_space(circulation: Circulation) -> StateSpace:

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError
-from .comparison import resampled as resampled
+from .comparison import resampled
 from .forecasts import HOUR, by_lead
 from .scores import metrics, pool
 

@@ -32,7 +32,6 @@ from ..observations.collection import Observations
 from ..observations.operators import HourOperator, compile_observations
 from ..observations.reading import read_observations
 from ..progress import progress
-from ..tasks.output import quiet
 from .conditioning import Interpolation, Observed
 from .covariances import Covariance, Prior
 from .ensembles import averages
@@ -40,6 +39,7 @@ from .ensembles import averages
 __all__ = ["GRID", "Settings", "interpolate", "tune"]
 
 HOUR = np.timedelta64(3600, "s")
+TRAINED = "the covariance was estimated from"
 NONNEGATIVE = ("total_precipitation", "specific_humidity")
 #: What tuning tries, one setting after the other, beginning with the first value of each.
 GRID: dict[str, Sequence[Any]] = {
@@ -84,10 +84,24 @@ class Settings:
                 f"{str(path)!r} holds no settings ({error}); tune them with: appa baseline tune"
             ) from error
         known = [f.name for f in fields(cls)]
-        for key in found:
-            if key not in known:
-                raise ConfigError(f"{str(path)!r} has an unknown {key!r}{nearest(key, known)}")
-        found["tuned"] = tuple((str(a), str(b)) for a, b in found.get("tuned", ()))
+        try:
+            found = dict(found)
+            for key in found:
+                if key not in known:
+                    raise ConfigError(f"{str(path)!r} has an unknown {key!r}{nearest(key, known)}")
+            kinds = {"modes": int, "order": int, "localization": float, "error": float}
+            for key, kind in kinds.items():
+                value = found.get(key, getattr(cls, key))
+                if value is None and key != "error":
+                    continue
+                if isinstance(value, bool) or kind(value) != value:
+                    raise ValueError(f"{key} is {value!r}")
+            pairs = ((np.datetime64(a), np.datetime64(b)) for a, b in found.get("tuned", ()))
+            found["tuned"] = tuple((str(a), str(b)) for a, b in pairs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{str(path)!r} holds no settings ({error}); tune them with: appa baseline tune"
+            ) from error
         return cls(**found)
 
     def untouched(self, times: np.ndarray) -> None:
@@ -144,6 +158,11 @@ def interpolate(
     settings = settings or Settings()
     times = _hours(start, hours)
     settings.untouched(times)
+    if trained := covariance.seen(times):
+        warnings.warn(
+            f"{TRAINED} {trained}, which {_span(times)} is within: scores of it would say too much",
+            stacklevel=2,
+        )
     if members < 0 or batch < 1:
         raise DataError(f"found members={members} and batch={batch}; give 0 and 1 or more")
     solver, used = posterior(covariance, observations, times, settings, iterations, tolerance,
@@ -270,8 +289,10 @@ def tune(
         if settings not in seen:
             found = []
             for observations, start in cases:
-                ds = interpolate(covariance, observations, start, hours, members=members,
-                                 seed=seed, settings=settings, **options)  # fmt: skip
+                with warnings.catch_warnings():  # of these dates no more than settings is told
+                    warnings.filterwarnings("ignore", message=TRAINED)
+                    ds = interpolate(covariance, observations, start, hours, members=members,
+                                     seed=seed, settings=settings, **options)  # fmt: skip
                 found.append(averages(ds, truth))
             error, spread, crps = (
                 np.concatenate([part[name].values[0] for part in found]).mean(axis=0)
@@ -335,7 +356,8 @@ def _write(ds: xr.Dataset, path: Path) -> None:
             ds.to_netcdf(partial, encoding=time)
         else:
             chunks = {n: {"chunks": (1, *v.shape[1:])} for n, v in ds.items() if v.ndim > 3}
-            with quiet():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Consolidated metadata")
                 ds.to_zarr(partial, zarr_format=3, consolidated=True, encoding=time | chunks)
         os.replace(partial, path)
     except OSError as error:

@@ -65,11 +65,7 @@ def first_members(
 
     start = as_datetime64(start).astype("datetime64[h]")
     count = min(trajectories or members, members)
-    if count < 1 or spin_up < BLOCK or spin_up % BLOCK:
-        raise DataError(
-            f"found {count} trajectories and {spin_up} days of spin-up; give 1 or more, and a "
-            f"multiple of {BLOCK} days"
-        )
+    _spins(count, spin_up)
     each = math.ceil(members / count)
     day = start.astype("datetime64[D]")
     days = spin_up + APART * (each - 1)
@@ -140,6 +136,8 @@ def cycle(
     cycling = cycling or Cycling(settings)
     s = cycling.settings
     times, used, operators = _given(cycling, observations, start, hours, discard)
+    if first is None:  # before anything is left behind
+        _spins(min(trajectories or s.members, s.members), spin_up)
     plan = {
         "job": "letkf",
         "settings": asdict(s),
@@ -292,10 +290,23 @@ def _given(
             "no observation is left that can be compared with the planet's states:\n"
             f"{operators.excluded.to_string(index=False)}"
         )
+    if not set(used.variables) - set(cycling.settings.exclude):
+        raise DataError(
+            f"all observations are of {', '.join(used.variables)}, which are not assimilated; give "
+            "others, or exclude less"
+        )
     if len(operators.excluded):
         table = operators.excluded.to_string(index=False)
         warnings.warn(f"observations are left out:\n{table}", stacklevel=3)
     return times, used, operators
+
+
+def _spins(count: int, days: int) -> None:
+    if count < 1 or days < BLOCK or days % BLOCK:
+        raise DataError(
+            f"found {count} trajectories and {days} days of spin-up; give 1 or more, and a "
+            f"multiple of {BLOCK} days"
+        )
 
 
 def _whole(every: int, hours: int, discard: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -32,10 +32,13 @@ from .baselines import climate
 from .calibration import calibration
 from .comparison import compare
 from .ensembles import averages, matched, scored_channels, short_name
-from .forecasts import issued
+from .forecasts import issued, open_runs
 from .multivariate import field_scores, spread_spectra
 from .regions import REGIONS
 from .scores import metrics, pool
+
+if TYPE_CHECKING:
+    from .departures import Departures
 
 __all__ = ["Evidence", "gather", "shown_channels"]
 
@@ -142,8 +145,10 @@ def gather(
     chosen: dict[str, Any] = {"variables": variables, "workers": workers}
     channels = shown_channels(ensemble, matching, variables)
 
-    means = {RUN: averages(ensemble, matching, regions=regions, **chosen)}
+    # what was given wrongly is told before the work
     others = _beside(ensemble, climatology, baselines or {})
+    seen = _observed(run, ensemble, matching, observations, held_out, background)
+    means = {RUN: averages(ensemble, matching, regions=regions, **chosen)}
     for key, other in others.items():
         means[key] = _average(key, other, matching, means[RUN], regions, workers)
     evidence = Evidence(
@@ -155,6 +160,13 @@ def gather(
         means=means,
         start=issued(run),
     )
+    for key, other in others.items():
+        if other.sizes.get("time", 1) < ensemble.sizes["time"]:
+            told = f"{other.sizes.get('time', 1)} of {ensemble.sizes['time']}, and scored at those"
+            evidence.about[f"hours of {key}"] = told
+    if seen is not None:
+        evidence.innovations, evidence.verification = seen.innovations, seen.verification
+        evidence.about |= seen.about
     evidence.differences = {
         key: compare(means[key], means[RUN], days=days, seed=seed) for key in others
     }
@@ -178,7 +190,7 @@ def gather(
             evidence.missing[key] = str(error)
     if evidence.balances is None and "balances" not in evidence.missing:
         evidence.missing["balances"] = (
-            "the run has not both geopotential and temperature, or wind, on levels"
+            "the run has not both geopotential and temperature on two levels, or wind on one"
         )
     ensembles = {RUN: ensemble, **{k: v for k, v in others.items() if k != CLIMATE}}
     for key, other in ensembles.items():
@@ -187,7 +199,6 @@ def gather(
             evidence.fields[key] = field_scores(
                 other, matching, regions=("global",), variables=known, workers=workers
             )
-    _observed(evidence, observations, held_out, background)
     return evidence
 
 
@@ -203,11 +214,15 @@ def shown_channels(
 
 
 def _opened(run: xr.Dataset | str | Path) -> xr.Dataset:
-    if isinstance(run, str | Path):
-        from ..tasks.analyses import open_analysis
-
-        return open_analysis(run)
-    return run
+    if isinstance(run, xr.Dataset):
+        return run
+    runs = open_runs(run)
+    if len(runs) > 1:
+        raise DataError(
+            f"{str(run)!r} is {len(runs)} runs, and a page is of one; give one of them, or score "
+            "all together: appa evaluate"
+        )
+    return runs[0]
 
 
 def _about(
@@ -304,19 +319,18 @@ def _temporal(
     return temporal_consistency(ensemble, truth, joints=places, **few)
 
 
-def _observed(evidence: Evidence, observations: Any, held_out: Any, background: Any) -> None:
-    r"""Adds what observations say, of which the run has seen some and not others."""
+def _observed(
+    run: xr.Dataset,
+    ensemble: xr.Dataset,
+    truth: xr.Dataset,
+    observations: Any,
+    held_out: Any,
+    background: Any,
+) -> Departures | None:
+    r"""What observations say, of which the run has seen some and not others."""
     from .departures import departures
 
     if observations is None and held_out is None:
-        return
-    found = departures(
-        evidence.ensemble,
-        evidence.truth,
-        observations,
-        held_out,
-        None if background is None else _opened(background),
-        seen=evidence.start is None,
-    )
-    evidence.innovations, evidence.verification = found.innovations, found.verification
-    evidence.about |= found.about
+        return None
+    prior = None if background is None else _opened(background)
+    return departures(ensemble, truth, observations, held_out, prior, seen=issued(run) is None)

@@ -114,7 +114,7 @@ def temporal_consistency(
     hours, members = pairs[0][0].sizes["time"], pairs[0][0].sizes["member"]
     lags = [lag for lag in lags if 0 < lag < hours]
     if hours < 4 or not lags:
-        raise DataError(f"a run has {hours} hours; tendencies and spectra need 4 or more")
+        raise DataError(f"found runs of {hours} h; tendencies and spectra need 4 h or more")
     grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
 
     names = list(dict.fromkeys(name for name, _ in channels))

@@ -134,10 +134,12 @@ def _variables(runs: Sequence[xr.Dataset], wanted: Sequence[str] | None) -> list
             found = ", ".join(map(str, runs[0]))
             raise DataError(f"there is no variable that WeatherBench knows; found {found}")
         return shared
-    for name in wanted:
-        if variable(name).name not in shared:
+    short = {VARIABLES[n].short: n for n in VARIABLES}
+    chosen = [variable(short.get(name, name)).name for name in wanted]
+    for name in chosen:
+        if name not in shared:
             raise DataError(f"the runs have no {name}; they have {', '.join(shared)}")
-    return list(wanted)
+    return list(dict.fromkeys(chosen))
 
 
 def _check(runs: Sequence[xr.Dataset], kind: str) -> None:
@@ -195,7 +197,7 @@ def _create(path: Path, run: xr.Dataset, chosen: Sequence[str], axes: Axes) -> N
         number = run["member"].values if "member" in run.coords else np.arange(run.sizes["member"])
         coords["number"] = ("number", number, {"standard_name": "realization", "units": "1"})
     for dim in ("level", "latitude", "longitude"):
-        if dim in run.coords:
+        if any(dim in run[name].dims for name in chosen):
             coords[dim] = (dim, run[dim].values, COORDINATES[dim])
     data, encoding = {}, {}
     for name in chosen:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from ..data.clock import as_datetime64
 from ..data.variables import VARIABLES
 from ..errors import DataError, nearest
 from .maps import moment
@@ -73,7 +74,7 @@ def plot_scores(
     zero: Any = None
     if not by_lead:
         zero = start if start is not None else _zero(scores)
-        zero = np.datetime64(zero, "ns")
+        zero = as_datetime64(zero).astype("datetime64[ns]")[()]
 
     size = (0.8 + 2.7 * len(channels), 0.9 + 2.1 * len(names))
     figure = Figure(figsize=size, layout="constrained")
@@ -246,7 +247,8 @@ def look_of(at: xr.Dataset) -> tuple[float, str, str]:
     r"""Scale, unit and words of a channel."""
     name, level = str(at["variable"].item()), float(at["level"])
     if name not in VARIABLES:
-        return 1.0, str(at["units"].item()), str(at["channel"].item())
+        unit = str(at["units"].item()) if "units" in at.coords else ""
+        return 1.0, unit, str(at["channel"].item())
     look = style(name)
     return look.scale, look.difference, label(name, None if np.isnan(level) else int(level))
 

@@ -9,6 +9,7 @@ wrote stands for the scores it holds.
 from __future__ import annotations
 
 import glob
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ..evaluation.scores import metrics, pool
 from ..tasks.analyses import open_analysis
 from .calibration import PREFERRED
 from .fields import locate
+from .prior import SPECTRA
 
 __all__ = [
     "channels_of",
@@ -92,10 +94,12 @@ def saved(path: str) -> dict[str, xr.Dataset] | None:
     return {e: part.dropna(hours, how="all", subset=["skill"]) for e, part in parts.items()}
 
 
-def channels_of(run: xr.Dataset, truth: xr.Dataset) -> list[str] | None:
+def channels_of(
+    run: xr.Dataset, truth: xr.Dataset, words: Sequence[str] = PREFERRED
+) -> list[str] | None:
     r"""The channels usually looked at that both have, or nothing for all."""
     found = []
-    for word in PREFERRED:
+    for word in words:
         try:
             locate(run, word)
             locate(truth, word)
@@ -218,7 +222,10 @@ def levels_of(
     found = {}
     for label, each in opened.items():
         parts = [pool(averages(run, y, **chosen)) for run in each]
-        joined = xr.concat(parts, "date", coords="minimal", compat="override")
+        counts = {int(part.attrs["members"]) for part in parts}
+        if len(counts) > 1:
+            raise DataError(f"runs of {label!r} have {sorted(counts)} members; label them apart")
+        joined = xr.concat(parts, "date", join="inner", coords="minimal", compat="override")
         found[label] = metrics(pool(joined.assign_attrs(parts[0].attrs), "date"), stats)
     return found
 
@@ -232,12 +239,22 @@ def spectra_of(
         raise DataError(f"spectra are of one run a label, found several of {several[0]!r}")
     parts: list[xr.Dataset] = []
     for label, (path,) in runs.items():
-        part = spectra(open_analysis(path), y, variables=variables)
+        run = open_analysis(path)
+        part = spectra(run, y, variables=variables or channels_of(run, y, SPECTRA))
         if len(runs) > 1:
             name = label if label != "truth" else "truth (run)"
             part = part.assign_coords(source=["truth", name])
         parts.append(part if not parts else part.isel(source=[1]))
-    return xr.concat(parts, "source", coords="minimal", compat="override", join="inner")
+    found = xr.concat(parts, "source", coords="minimal", compat="override", join="inner")
+    known = found["spectrum"].notnull().any(["source", "quantile", "wavenumber"])
+    lost = found["channel"].values[~known.values].tolist()
+    if lost and not known.any():
+        raise DataError(
+            f"{', '.join(lost)}: what is undefined on land, or anywhere, has no spectrum"
+        )
+    if lost:
+        warnings.warn(f"not drawn, as undefined somewhere: {', '.join(lost)}", stacklevel=2)
+    return found
 
 
 def coast_of(*datasets: xr.Dataset | None) -> xr.DataArray:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from ..data.variables import VARIABLES
-from .curves import pressure
+from .curves import look_of, pressure
 from .fields import locate, plot_field
 from .maps import moment
 from .prior import panels
@@ -38,12 +37,8 @@ BALANCES = {
 
 def words_of(ds: xr.Dataset, channel: str) -> tuple[str, float, str]:
     r"""A channel in words, the scale it is shown in, and its unit."""
-    at = ds.sel(channel=channel)
-    name, level = str(at["variable"].item()), float(at["level"])
-    if name not in VARIABLES:
-        return channel, 1.0, str(at["units"].item()) if "units" in at.coords else ""
-    look = style(name)
-    return label(name, None if np.isnan(level) else int(level)), look.scale, look.difference
+    scale, unit, words = look_of(ds.sel(channel=channel))
+    return words, scale, unit
 
 
 def plot_four(ensemble: xr.Dataset, truth: xr.Dataset, channel: str, hour: Any = None) -> Figure:

@@ -20,7 +20,7 @@ import torch
 from ..data import netcdf
 from ..data.clock import as_datetime64
 from ..data.stores import open_store
-from ..errors import DataError, nearest
+from ..errors import DataError, StoreError, nearest
 from ..observations.collection import Observations
 from ..observations.networks import Network
 from ..progress import progress
@@ -172,6 +172,14 @@ def error_budget(
             f"dates must be at least {hours} hours apart, found {list(map(str, starts))}"
         )
     store = open_store(truth)
+    _scored(model, store, variables, regions)
+    needed = np.add.outer(starts, np.arange(hours)).ravel()
+    missing = ~np.isin(needed, as_datetime64(store["time"].values).astype("datetime64[h]"))
+    if missing.any():
+        raise DataError(
+            f"the truth has no {needed[missing][0]}, which is among {len(starts)} runs of {hours} "
+            f"hours from {starts[0]}; choose fewer or other dates"
+        )
     found: dict[str, list[xr.Dataset]] = {v.name: [] for v in wanted}
     with ExitStack() as stack:
         folder = None
@@ -195,11 +203,18 @@ def error_budget(
         for start in starts:
             here = store.sel(time=start + np.arange(hours) * np.timedelta64(1, "h")).load()
             seen = synthesize(model, here, network, seed)
+            digest = seen.digest()
             for v in wanted:
                 name = v.name.replace(" ", "-").replace("×", "x")
                 path = None if folder is None else folder / f"{name}-{start}.nc"
                 if path is not None and path.exists():
-                    found[v.name].append(netcdf.load(path, KIND))
+                    part = netcdf.load(path, KIND)
+                    if part.attrs.get("observations") != digest:
+                        raise StoreError(
+                            f"{path} is of other observations: the truth is not the one it was "
+                            "begun with; give that, or choose another folder"
+                        )
+                    found[v.name].append(part)
                     bar.skip(1)
                     continue
                 options = {"members": members, "batch": batch, "workers": workers}
@@ -208,6 +223,7 @@ def error_budget(
                 )
                 means = averages(ensemble, against, variables=variables, regions=regions)
                 means = means.assign_coords(start=("time", np.full(hours, start, "datetime64[ns]")))
+                means = means.assign_attrs(observations=digest)
                 if path is not None:
                     netcdf.save(means, path, KIND)
                 found[v.name].append(means)
@@ -218,6 +234,25 @@ def error_budget(
         )
         for name, parts in found.items()
     }
+
+
+def _scored(
+    model: Model, store: xr.Dataset, variables: Sequence[str] | None, regions: Sequence[str]
+) -> None:
+    r"""Raises where something is to be scored that there is not, before anything is drawn."""
+    from ..evaluation.ensembles import scored_channels
+    from ..evaluation.regions import region_weights
+
+    assert model.standardizer is not None
+    known = [name for name in model.standardizer.names if name in store]
+    scored_channels(store[known].sel(_levels(model, store)), store, variables)
+    region_weights(model.grid, regions, store.get("land_sea_mask"))
+
+
+def _levels(model: Model, store: xr.Dataset) -> dict[str, list[int]]:
+    if "level" not in store.dims:
+        return {}
+    return {"level": [p for p in model.config.data.levels if p in store["level"].values]}
 
 
 def _drawn(

@@ -218,6 +218,7 @@ def simulation_based_calibration(
         >>> found = simulation_based_calibration(model, network, ["2021-03-21T00"] * 30)
         >>> found["latent_dispersion"].mean()
     """
+    from ..evaluation.regions import REGIONS
     from ..evaluation.simulation import projections, simulated_calibration, simulated_ranks
 
     settings = settings or Settings.of(model.config)
@@ -229,6 +230,9 @@ def simulation_based_calibration(
         raise DataError(f"a rank is one among members: found {members}, expected 2 or more")
     if not len(dates):
         raise DataError("there is no date to simulate; give one or more")
+    for name in regions:
+        if name not in REGIONS:
+            raise DataError(f"unknown region {name!r}{nearest(name, REGIONS)}")
     starts = [str(as_datetime64(date).astype("datetime64[h]")) for date in dates]
     parts = []
     with ExitStack() as stack:
