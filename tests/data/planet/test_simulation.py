@@ -198,7 +198,7 @@ def test_nothing_after_a_block_that_failed_counts_as_done(tmp_path):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    r"""Where compiled functions are kept: tests and processes with two members share them."""
+    r"""Where compiled functions are kept: tests and processes share them."""
     pytest.importorskip("jcm", reason="the extra 'planet' is not installed")
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -218,18 +218,18 @@ def circulation(cache):
 
 @pytest.fixture(scope="module")
 def under_way(circulation):
-    r"""Two members after five days, when it has begun to rain."""
-    run = circulation.start([3, 4], np.array(["2021-06-01"] * 2, "datetime64[h]"))
+    r"""A member after five days, when it has begun to rain."""
+    run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
     for _ in range(5):
         run = circulation.spin_up(run, 1)
     return run
 
 
 def test_it_starts_with_earths_mass_in_balance_with_the_mountains(circulation):
-    run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
-    pressure = 1e5 * np.exp(
-        np.asarray(circulation.horizontal.to_nodal(run.state.dynamics.log_surface_pressure))[0, 0]
-    )
+    run = circulation.start([3, 4], np.array(["2021-06-01"] * 2, "datetime64[h]"))
+    logs = np.asarray(circulation.horizontal.to_nodal(run.state.dynamics.log_surface_pressure))
+    assert 1e-4 < abs(logs[0] - logs[1]).max() < 0.01, "members differ, by a perturbation"
+    pressure = 1e5 * np.exp(logs[0, 0])
     area = GRID.area[::-1].T
     np.testing.assert_allclose((pressure * area).sum() / area.sum(), 98_550, rtol=1e-4)
     height = np.asarray(circulation.surface_geopotential)
@@ -247,8 +247,8 @@ def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulat
     passed = circulation.spin_up(run, 1)
     ends = [np.asarray(r.state.dynamics.log_surface_pressure) for r in (run, after, passed)]
     assert np.linalg.norm(ends[2] - ends[1]) < 0.3 * np.linalg.norm(ends[1] - ends[0])
-    assert (passed.state.time == after.state.time).all()
-    assert {f.shape[:2] for f in fields.values()} == {(2, 24)}
+    assert passed.state.time == after.state.time
+    assert {f.shape[:2] for f in fields.values()} == {(1, 24)}
 
     # JCM's own hourly means, through its public averaging, and its states at the hours' ends.
     import jax
@@ -293,7 +293,7 @@ SCRIPT = """
 import sys
 from appa.data.planet.simulation import Plan, simulate
 for path in sys.argv[1:]:
-    simulate(path, Plan(members=2, days=2, spin_up=1))
+    simulate(path, Plan(members=1, days=4, spin_up=1))
 """
 
 
@@ -327,9 +327,7 @@ def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache):
     ]
     assert len(kept) >= len(written) - 2
 
-    assert list(np.unique(whole["trajectory"])) == [2021, 2022]
-    first, second = (whole["temperature"].sel(time=f"{year}-01-01T05") for year in (2021, 2022))
-    assert float(abs(first - second.values).max()) > 1e-3, "members must differ"
+    assert list(np.unique(whole["trajectory"])) == [2021]
 
 
 def test_a_plan_that_differs_does_not_continue_another(tmp_path):

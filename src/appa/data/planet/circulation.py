@@ -102,7 +102,7 @@ class Circulation:
         )
         step = jnp.zeros(len(seeds), jnp.int32)
         state = RunState(stack(*states), stack(*[carry] * len(seeds)), clock, step)
-        return Run(state, jnp.zeros((len(seeds), *self.land.shape)))
+        return _strong(Run(state, jnp.zeros((len(seeds), *self.land.shape))))
 
     def _rest(self, seed: int) -> Any:
         import jax.numpy as jnp
@@ -161,7 +161,7 @@ class Circulation:
         rate = predictions.physics["surface_exchange"].precipitation  # kg m⁻² s⁻¹, by step
         sums = rate.reshape(-1, PER_HOUR, *rate.shape[1:]).sum(1) * (STEP * 60 / 1000)
         sums = jnp.concat([run.precipitation[None], jnp.maximum(sums, 0.0)])
-        after = Run(after, sums[-1])
+        after = _strong(Run(after, sums[-1]))
         if every is None:
             return after, {}
 
@@ -221,6 +221,13 @@ class Circulation:
 
         sea = jax.vmap(at)(jnp.asarray(hours, jnp.int32))
         return jnp.where(self.land < 0.5, jnp.maximum(sea, FREEZING), jnp.nan)
+
+
+def _strong(run: Run) -> Run:
+    r"""With types that are saved: a state read back would need functions compiled again."""
+    import jax
+
+    return jax.tree_util.tree_map(lambda a: jax.lax.convert_element_type(a, a.dtype), run)
 
 
 def _canonical(field: Any) -> Any:
