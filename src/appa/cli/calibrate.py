@@ -15,7 +15,7 @@ from .assimilate import (
     SeedOption,
     WorkersOption,
 )
-from .options import drawing, load, settings_of, takes, told
+from .options import drawing, load, settings_of, takes, told, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +91,7 @@ def calibrate(
             members=members,
             settings=settings_of(loaded, settings),
             change=change if change != {"errors": 1.0, "bias": 0.0} else None,
-            regions=[word.strip() for word in regions.split(",") if word.strip()],
+            regions=words(regions),
             seed=seed,
             out=out,
             batch=batch,
@@ -158,7 +158,6 @@ def budget(
 
     loaded = load(model, device)
     dates = _dates(start, count, every)
-    words = {key: _words(text) for key, text in (("chosen", only), ("withheld", withhold))}
     with told():
         means = error_budget(
             loaded,
@@ -168,10 +167,10 @@ def budget(
             hours=hours,
             members=members,
             settings=settings_of(loaded, settings),
-            chosen=words["chosen"],
-            withheld=words["withheld"] or (),
-            variables=_words(variables),
-            regions=_words(regions) or ["global"],
+            chosen=_chosen(only),
+            withheld=_chosen(withhold) or (),
+            variables=_chosen(variables),
+            regions=words(regions) or ["global"],
             seed=seed,
             out=out,
             batch=batch,
@@ -195,8 +194,8 @@ def budget(
     typer.echo(f"{path} is written")
 
 
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+def _chosen(text: str | None) -> list[str] | None:
+    return None if text is None else words(text)
 
 
 def _dates(start: str, count: int, every: int) -> list[np.datetime64]:

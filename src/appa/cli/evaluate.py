@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import told, words
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -81,7 +83,6 @@ def evaluate(
     from ..evaluation.files import KIND
     from ..evaluation.forecasts import open_runs, run_averages
     from ..evaluation.scores import metrics, pool
-    from .options import told
 
     if len(runs) > 2:
         raise typer.BadParameter(
@@ -91,9 +92,9 @@ def evaluate(
         )
     if out is not None:
         netcdf.probe(out, KIND)
-    chosen: dict[str, Any] = {"regions": _words(regions), "scheduler": scheduler}
+    chosen: dict[str, Any] = {"regions": words(regions), "scheduler": scheduler}
     if variables is not None:
-        chosen["variables"] = _words(variables)
+        chosen["variables"] = words(variables)
     given = {name: open_runs(path) for name, path in zip("AB", runs, strict=False)}
     given |= _beside(given["A"], truth, climatology, persistence)
     with told():
@@ -164,7 +165,7 @@ def _leads(means: xr.Dataset, wanted: str | None) -> list[Any]:
     if wanted is None:
         return [hour for hour in known if hour in LEADS or hour == known[-1]]
     try:
-        hours = [float(word) for word in _words(wanted)]
+        hours = [float(word) for word in words(wanted)]
     except ValueError:
         raise DataError(f"found --leads {wanted}, expected hours such as 6,24,72") from None
     lost = [hour for hour in hours if hour not in known]
@@ -186,10 +187,6 @@ def _by_date(means: xr.Dataset) -> xr.Dataset:
     from ..evaluation.scores import pool
 
     return pool(means, "init_time") if "init_time" in means.dims else means
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _about(means: xr.Dataset) -> str:

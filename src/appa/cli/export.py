@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .options import words
+
 __all__ = ["register"]
 
 
@@ -48,7 +50,7 @@ def export(
     """
     from ..interop.weatherbench import export as write
 
-    chosen = [w.strip() for w in variables.split(",") if w.strip()] if variables else None
+    chosen = words(variables) if variables else None
     path = write(source, out, kind=kind, names=names, variables=chosen)
 
     import xarray as xr

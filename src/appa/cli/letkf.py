@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import reading, takes, told, writable
+from .options import reading, takes, told, words, writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,7 @@ def letkf(
             raise DataError("found neither --out nor --tune; say where analyses go: --out x.zarr")
     elif out is not None:
         writable(out)
-    left_out = tuple(name.strip() for name in exclude.split(",") if name.strip())
+    left_out = tuple(words(exclude))
     one = Settings(members, exclude=left_out, **{name: v[0] for name, v in several.items()})
     thin = rules.pop("thin")
     common: dict[str, Any] = {
@@ -157,8 +157,7 @@ def _several(name: str, text: str, kind: Any) -> list[Any]:
     from ..errors import DataError
 
     try:
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        return [None if word == "none" else kind(word) for word in words] or [None]
+        return [None if word == "none" else kind(word) for word in words(text)] or [None]
     except ValueError:
         raise DataError(f"found --{name} {text!r}; give numbers, e.g. 500,800") from None
 

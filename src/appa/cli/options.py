@@ -26,10 +26,25 @@ if TYPE_CHECKING:
     from ..tasks.model import Model
     from ..tasks.settings import Settings
 
-__all__ = ["drawing", "load", "output", "reading", "settings_of", "takes", "told", "writable"]
+__all__ = [
+    "drawing",
+    "load",
+    "output",
+    "reading",
+    "settings_of",
+    "takes",
+    "told",
+    "words",
+    "writable",
+]
 
 DRAWING, OUTPUT = "How it is drawn", "What is given out"
 READING = "How observations are read"
+
+
+def words(text: str) -> list[str]:
+    r"""What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def takes(**groups: Callable[..., dict[str, Any]]) -> Callable[[Callable], Callable]:
@@ -247,7 +262,7 @@ def output(
 
     found: dict[str, Any] = {"latents": latents, "negatives": negatives}
     if variables is not None:
-        found["variables"] = [name.strip() for name in variables.split(",") if name.strip()]
+        found["variables"] = words(variables)
     if levels is not None:
         try:
             found["levels"] = [int(level) for level in levels.split(",") if level.strip()]

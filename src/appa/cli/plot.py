@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import told, words
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -117,7 +119,7 @@ def gallery(
 
     _ready(out)
     seen = observations_of(observations)
-    panels = [(word, None) for word in _words(variables)] if variables is not None else COLUMNS
+    panels = [(word, None) for word in words(variables)] if variables is not None else COLUMNS
     options: dict[str, Any] = {"members": members, "projection": projection, **seen}
     figure = plot_ensemble(
         open_store(truth), open_analysis(run), panels=panels, hours=_chosen(hours), **options
@@ -150,14 +152,13 @@ def skill(
     """
     from ..plots.curves import plot_scores
     from ..plots.gathering import scores_of
-    from .options import told
 
     _ready(out)
     channels = _chosen(variables)
     beside: dict[str, Any] = {"climatology": climatology, "persistent": persistence}
     with told():
         found = scores_of(runs, truth, variables=channels, region=region, **beside)
-    options: dict[str, Any] = {"names": _words(scores), "region": region, "start": start}
+    options: dict[str, Any] = {"names": words(scores), "region": region, "start": start}
     _write(plot_scores(found, _shown(found, channels), **options), out, dpi)
 
 
@@ -175,7 +176,6 @@ def spectra(
     """
     from ..plots.gathering import spectra_of
     from ..plots.prior import SPECTRA, plot_spectra
-    from .options import told
 
     _ready(out)
     channels = _chosen(variables)
@@ -211,16 +211,15 @@ def levels(
     from ..plots.curves import plot_levels
     from ..plots.gathering import levels_of
     from ..plots.prior import plot_rmse
-    from .options import told
 
     _ready(out)
     if (found := _scored(runs, "rmse")) is not None:
         _write(plot_rmse(found), out, dpi)
         return
-    words = _chosen(variables)
+    chosen = _chosen(variables)
     beside: dict[str, Any] = {"climatology": climatology, "statistics": statistics}
     with told():
-        scores = levels_of(runs, truth, variables=words, region=region, **beside)
+        scores = levels_of(runs, truth, variables=chosen, region=region, **beside)
     _write(plot_levels(scores, name=score, region=region), out, dpi)
 
 
@@ -246,14 +245,13 @@ def ranks(
     from ..plots.calibration import plot_ranks
     from ..plots.gathering import channels_of
     from ..tasks.analyses import open_analysis
-    from .options import told
 
     _ready(out)
     ds, y = open_analysis(run), open_store(truth)
-    words = _chosen(variables) or channels_of(ds, y)
+    chosen = _chosen(variables) or channels_of(ds, y)
     with told():
-        found = calibration(ds, y, variables=words, regions=[region], days=days)
-    _write(plot_ranks(found, region=region, rows=_words(rows)), out, dpi)
+        found = calibration(ds, y, variables=chosen, regions=[region], days=days)
+    _write(plot_ranks(found, region=region, rows=words(rows)), out, dpi)
 
 
 @app.command()
@@ -273,16 +271,15 @@ def histogram(
     from ..plots.gathering import channels_of, open_truth
     from ..plots.prior import plot_errors
     from ..tasks.analyses import open_analysis
-    from .options import told
 
     _ready(out)
     if (found := _scored([run], "histogram")) is not None:
         _write(plot_errors(found), out, dpi)
         return
     ds, y = open_analysis(run), open_truth(truth)
-    words = _chosen(variables) or channels_of(ds, y)
+    chosen = _chosen(variables) or channels_of(ds, y)
     with told():
-        errors = signed_errors(ds, y, variables=words)
+        errors = signed_errors(ds, y, variables=chosen)
     _write(plot_histogram(errors), out, dpi)
 
 
@@ -323,12 +320,8 @@ def animation(
 # ---------------------------------------------------------------- parts
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _chosen(text: str | None) -> list[str] | None:
-    return None if text is None else _words(text)
+    return None if text is None else words(text)
 
 
 def _ready(out: Path) -> None:

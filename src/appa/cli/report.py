@@ -70,7 +70,7 @@ def report(
     from ..plots.page import ready, save
     from ..plots.report import report_page
     from ..plots.style import require
-    from .options import told
+    from .options import told, words
 
     require()
     place = ready(out or Path(f"{Path(run).stem or 'run'}.html"))
@@ -82,8 +82,8 @@ def report(
             truth,
             climatology=None if climatology == "none" else climatology,
             baselines=_baselines(baseline),
-            variables=_words(variables),
-            regions=_words(regions),
+            variables=words(variables) if variables is not None else None,
+            regions=words(regions) if regions is not None else None,
             observations=observations,
             held_out=held_out,
             background=background,
@@ -94,12 +94,6 @@ def report(
         text = report_page(evidence)
     size = save(text, place).stat().st_size
     typer.echo(f"{place} is written, {size / 1e6:.1f} MB: open it in a browser")
-
-
-def _words(text: str | None) -> list[str] | None:
-    if text is None:
-        return None
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _baselines(given: list[str] | None) -> dict[str, str]:
