@@ -292,15 +292,6 @@ def test_chain_end_to_end(tmp_path, model, monkeypatch):
         assert len(np.unique((image[::4, ::4, :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
 
 
-def test_without_a_model_it_observes(tmp_path, monkeypatch):
-    monkeypatch.setattr("appa.tasks.loading.bundled", lambda: {})
-    command = ["demo", str(tmp_path), "--hours", "2"]
-    result = CliRunner().invoke(application(), command, catch_exceptions=False)
-    assert "No model is bundled" in result.output
-    assert "appa demo --model FOLDER" in re.sub(r"\s+", " ", result.output)
-    assert not (tmp_path / "analysis.zarr").exists()
-
-
 def test_a_model_of_another_planet(tmp_path):
     r"""Is refused before anything is observed."""
     from .tasks import small

@@ -25,6 +25,8 @@ NEXT = {
 # What comes after the chain.
 AFTER = {
     "appa evaluate {0}/analysis.zarr --truth planet": "score every variable and level",
+    "appa plot gallery {0}/analysis.zarr --truth planet": "look at more of it",
+    "appa report {0}/analysis.zarr --truth planet": "all the evidence on one page",
     "appa reanalysis --help": "bring observations of your own",
 }
 CURVES = ("t2m", "u10", "msl", "t850", "z500", "q700")
@@ -39,13 +41,8 @@ def register(app: typer.Typer) -> None:
 def demo(
     directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path("demo"),
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="A bundled model or a model folder, by default the bundled 'planet'; 'none' to "
-            "observe only.",
-            show_default=False,
-        ),
-    ] = None,
+        str, typer.Option(help="A bundled model or a model folder; 'none' to observe only.")
+    ] = "planet",
     hours: Annotated[int, typer.Option(help="How many hours to observe.")] = 24,
     ahead: Annotated[int, typer.Option(min=1, help="How many hours to forecast.")] = 48,
     members: Annotated[int, typer.Option(min=1, help="How many members.")] = 2,
@@ -66,7 +63,7 @@ def demo(
     from ..plots.style import require
 
     require()
-    drawing = model != "none" and (model is not None or _bundled())
+    drawing = model != "none"
     truth = first_hours(hours)
     later = first_hours(hours + ahead) if drawing else truth
     make_folder(directory)
@@ -77,7 +74,7 @@ def demo(
         from ..tasks.settings import Settings
         from .options import load
 
-        loaded = load(model or "planet", None)
+        loaded = load(model, None)
         check_fits(loaded, truth)
         check_free(directory)
         settings = Settings.of(loaded.config, None if setting == "model" else setting)
@@ -85,14 +82,7 @@ def demo(
     report(day, console)
     files = [*write(day, directory), *draw(day, directory)]
     next_ = dict(NEXT)
-    if loaded is None:
-        if model is None:
-            console.print(
-                "\nNo model is bundled: nothing is reconstructed from the observations. With a "
-                "model of the planet it is: appa demo --model FOLDER",
-                highlight=False,
-            )
-    else:
+    if loaded is not None:
         console.print()
         options = {"members": members, "settings": settings, "seed": seed}
         files += assimilate(loaded, day, later, directory, options, console)
@@ -107,12 +97,6 @@ def demo(
         console.print(
             f"  [bold]{command:<{width}}[/bold]{purpose}", highlight=False, soft_wrap=True
         )
-
-
-def _bundled() -> bool:
-    from ..tasks.loading import bundled
-
-    return "planet" in bundled()
 
 
 def assimilate(

@@ -1,0 +1,139 @@
+r"""The bundled planet: what a model that was trained has to show.
+
+Its truth are hours of the bundled store, a member that was held out of training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch.utils.flop_counter import FlopCounterMode
+
+import appa
+from appa.data import climatology, planet
+from appa.demo import first_hours, observe_planet
+from appa.evaluation.scores import rmse
+from appa.tasks.loading import bundled
+from appa.tasks.model import Model
+from appa.tasks.settings import Settings
+
+SPACE = ("latitude", "longitude")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return appa.load("planet")
+
+
+@pytest.fixture(scope="module")
+def truth() -> xr.Dataset:
+    return first_hours(24).load()
+
+
+def area(ds: xr.Dataset) -> torch.Tensor:
+    return torch.tensor(
+        np.cos(np.deg2rad(ds["latitude"].values)).astype("f4")[:, None] * np.ones(96, "f4")
+    )
+
+
+def test_it_is_small(model):
+    r"""A wheel holds it, and two cores decode it."""
+    assert sum(f.stat().st_size for f in bundled()["planet"].iterdir()) <= 24e6
+    latent = torch.zeros(1, *model.denoiser.latent_shape)
+    state = len(model.config.channels) * np.prod(model.grid.shape)
+    assert state / latent.numel() >= 60
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.autoencoder.decode(latent)
+    assert counter.get_total_flops() <= 1.5e9
+
+
+def test_it_keeps_states(model, truth):
+    r"""Within 0.11 standard deviations, the mean over channels; the weather's deviations are those
+    of the climatology, which knows the season and the hour."""
+    x = model.standardizer.to_tensor(truth.isel(time=slice(0, 24, 6)))
+    with torch.no_grad():
+        y = model.decode(model.encode(x))
+    sea = torch.as_tensor(truth["land_sea_mask"].values < 0.5)
+    errors, units = [], model.standardizer.std.flatten()
+    for c, channel in enumerate(model.config.channels):
+        w = area(truth) * (sea if channel.variable == "sea_surface_temperature" else 1)
+        errors.append(float(((y - x)[:, c].square().mean(0) * w).sum() / w.sum()) ** 0.5)
+    assert np.mean(errors) <= 0.11
+
+    expected = climatology.evaluate(planet.climatology(), truth["time"].values)
+    for name, level in (("temperature", 850), ("geopotential", 500)):
+        names = [(channel.variable, channel.level) for channel in model.config.channels]
+        c = names.index((name, level))
+        weather = rmse(expected[name].sel(level=level), truth[name].sel(level=level), SPACE)
+        assert errors[c] * float(units[c]) <= 0.35 * float(weather.mean())
+
+
+def test_rotated_states(model, truth):
+    r"""One latent cell further east, the reconstruction is the same, one cell further east."""
+    x = model.standardizer.to_tensor(truth.isel(time=slice(1)))
+    with torch.no_grad():
+        a = model.autoencoder.decode(model.autoencoder.encode(x))
+        b = model.autoencoder.decode(model.autoencoder.encode(x.roll(8, -1)))
+    torch.testing.assert_close(b, a.roll(8, -1), atol=1e-4, rtol=0)
+
+
+def test_it_draws_weather(model, truth):
+    r"""Winds and heights are as variable as the truth's weather, and remember the hour before."""
+    drawn = model.sample("2021-03-21T00", 24, members=2, seed=0, steps=16)
+    expected = climatology.evaluate(planet.climatology(), truth["time"].values)
+    for name, level in (("geopotential", 500), ("u_component_of_wind", 850)):
+        mean = expected[name].sel(level=level)
+        anomaly = drawn[name].sel(level=level) - mean
+        weather = rmse(mean, truth[name].sel(level=level), SPACE).mean()
+        spread = rmse(anomaly, xr.zeros_like(anomaly), SPACE).mean()
+        assert 0.7 < float(spread / weather) < 1.3
+        now, then = anomaly.isel(time=slice(1, None)), anomaly.isel(time=slice(-1))
+        assert np.corrcoef(now.values.ravel(), then.values.ravel())[0, 1] > 0.97
+
+
+def test_all_of_a_state_observed(model, truth):
+    r"""Almost without noise, the analysis is as near as the autoencoder gets."""
+    hour = truth.isel(time=slice(1))
+    names = [n for n in hour.data_vars if "time" in hour[n].dims]
+    stats = planet.statistics()
+    observed = hour[names]
+    for name in names:
+        std = stats[name].sel(statistic="std", drop=True)
+        observed[f"{name}_error"] = xr.zeros_like(hour[name]) + 0.01 * std
+    few = {"steps": 12, "iterations": 8}
+    settings = Settings.of(model.config, "draft", representation="none", residual=False, **few)
+    with pytest.warns(UserWarning, match="residual"):  # few iterations
+        analysis = model.reanalysis(
+            observed, hour["time"].values[0], 1, members=1, settings=settings
+        )
+    with torch.no_grad():
+        x = model.standardizer.to_tensor(hour)
+        error = model.decode(model.encode(x)) - x
+        found = model.standardizer.to_tensor(analysis.isel(member=0)) - x
+
+    def mean(e):
+        return float((e.square() * area(truth)).mean((0, 2, 3)).sqrt().mean())
+
+    assert mean(found) <= 1.1 * mean(error)
+
+
+def test_observations_help(model, truth):
+    r"""Three hours of 46 stations and an orbiter, few steps: a member is nearer the truth than the
+    one drawn from the same noise without them, nearest where it was seen."""
+    hours = truth.isel(time=slice(3))
+    start = hours["time"].values[0]
+    day = observe_planet(hours)
+    settings = Settings.of(model.config, "draft", steps=8, iterations=3)
+    with pytest.warns(UserWarning, match="residual"):  # few iterations
+        analysis = model.reanalysis(
+            [day.table, day.swath], start, 3, members=1, settings=settings
+        ).isel(member=0)
+    prior = model.reanalysis(None, start, 3, members=1, settings=settings).isel(member=0)
+    for name, level in (("geopotential", 500), ("temperature", 850)):
+        known, guess, exact = (ds[name].sel(level=level) for ds in (analysis, prior, hours))
+        seen = np.isfinite(day.swath[name].sel(level=level)).values
+        assert rmse(known, exact).mean() < 0.9 * rmse(guess, exact).mean()
+        error = np.abs((known - exact).values)
+        assert error[seen].mean() < 0.6 * np.abs((guess - exact).values)[seen].mean()
