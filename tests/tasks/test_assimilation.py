@@ -374,6 +374,17 @@ def test_residuals_are_drawn_with_and_without_observations(knowing):
     assert np.abs(residual_of(knowing, off)).max() < 1e-4
 
 
+def test_either_stage_may_be_off(knowing):
+    r"""Without the first, latents are drawn as if nothing were known of residuals, and these after
+    that."""
+    options = {"members": 2, "seed": 1, "representation": "none", **STEPS}
+    second = knowing.reanalysis(stations(), START, 4, **options)
+    none = knowing.reanalysis(stations(), START, 4, residual=False, **options)
+    np.testing.assert_array_equal(second["latents"], none["latents"])
+    assert residual_of(knowing, second).std() > 0.2
+    assert np.abs(residual_of(knowing, none)).max() < 1e-4
+
+
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
 def test_analyses_fit_their_stations(knowing, mode):
     r"""Decoded latents miss them by what the decoder lacks; with it, by their errors."""

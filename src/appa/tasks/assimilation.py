@@ -149,7 +149,7 @@ def forecast(
         raise DataError(f"a forecast has 1 hour or more, found hours={hours}")
     times = np.concatenate([times, times[-1] + HOUR * np.arange(1, hours + 1)])
     rep, residual = model.representation, None
-    if rep is not None and settings.residual and settings.representation != "none":
+    if rep is not None and settings.residual:
         residual = past_residuals(model, source, past)
     posterior = Posterior(
         model, times, settings, representation=rep, known=past, known_residual=residual

@@ -242,7 +242,7 @@ def plan(
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     if kept:
         total = total + Passes(decoder_forward=given * members)
-    if model.representation is not None and settings.representation != "none" and settings.residual:
+    if model.representation is not None and settings.residual:
         total = total + Passes(decoder_forward=int(seen.sum()) * members)  # what residuals fit
     channels = sum(len(field.channels) for field in kept)
     size = channels * math.prod(model.grid.shape)

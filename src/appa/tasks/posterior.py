@@ -156,7 +156,8 @@ class Posterior:
         device = model.device
         found = [op.to(device) if op is not None else None for op in operators]
         self.operators = found or [None] * len(times)
-        self.representation = representation if settings.representation != "none" else None
+        either = settings.representation != "none" or settings.residual
+        self.representation = representation if either else None
         self.known = known.to(device) if known is not None else None
         self.known_residual = known_residual
         self._residuals: ResidualSampler | None = None
