@@ -182,7 +182,7 @@ def parts(preset: str, iterations: int, rounds: int) -> dict[str, Any]:
         "decoder and operators, with their graph": (1, lambda: Linearized(case.likelihood, z)),
         "products with Aᵀ": (k + 1, lambda: observed.At(u)),
         "products with A": (k, lambda: observed.A(z)),
-        "products with Σ": (k, lambda: case.likelihood.cov(u)),
+        "products with L⁻¹": (2 * k, lambda: case.likelihood.whiten(u)),
     }
     rows = [
         {"part": name, "times": n, "seconds": case.seconds(f, rounds)}

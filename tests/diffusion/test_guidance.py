@@ -130,7 +130,7 @@ def test_hours_that_are_given_come_back():
     assert one.departure(z_t[2:]).shape == (1, 4 + M)
     assert torch.allclose(one.departure(z_t[2:])[:, :4], (z[2:] - z_t[2:, hours]).flatten(1) / 0.01)
     v = torch.ones(1, 4 + M, dtype=torch.float64)
-    assert torch.equal(one.cov(v)[0], one.variance)
+    assert torch.equal(one.whiten(v)[0], one.variance.rsqrt())
 
 
 def test_an_unknown_solver():

@@ -108,8 +108,10 @@ class LinearLikelihood:
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return self.departure(z), lambda w: w.flatten(1) @ self.a.T
 
-    def cov(self, v: Tensor) -> Tensor:
-        return v @ self.r
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        root = torch.linalg.cholesky(self.r)
+        root = root.mT if transposed else root
+        return torch.linalg.solve_triangular(root, v.mT, upper=transposed).mT
 
     def gain(self, z: Tensor) -> Tensor:
         return self.a.square().sum(dim=1)
@@ -131,8 +133,8 @@ class NonlinearLikelihood:
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return twice_differentiated(self.departure, z)
 
-    def cov(self, v: Tensor) -> Tensor:
-        return v * self.variance
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        return v / self.variance.sqrt()
 
     def gain(self, z: Tensor) -> Tensor:
         return probed_gain(self, z)

@@ -1,12 +1,14 @@
 r"""Trajectories longer than a window: three days, in windows of one."""
 
+from functools import cache
+
 import pytest
 
 from .affine import compare, paired
-from .cases import CASES, long
+from .cases import CASES, Case, long
 from .composition import chained, composed
 from .drawing import composed_draws, default_guidance, plan, sequential_draws
-from .posteriors import kalman
+from .posteriors import Gaussian, kalman
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -18,11 +20,17 @@ def test_composition_has_its_own_moments(case):
     assert max(errors.cov, errors.mean, abs(errors.seen), abs(errors.unseen)) < 0.01, errors
 
 
+@cache
+def drawn(case: str, memory: str) -> tuple[Case, Gaussian]:
+    r"""A trajectory, and the moments of what is drawn of it window by window."""
+    x = long(case, memory)
+    return x, sequential_draws(x).moments()
+
+
 @pytest.mark.parametrize("memory", ["ar1", "ar2"])
 @pytest.mark.parametrize("case", ["dense", "forecast"])
 def test_sequential(case, memory):
-    x = long(case, memory)
-    got = sequential_draws(x).moments()
+    x, got = drawn(case, memory)
     errors = compare(got, x.posterior, x.network.seen)
     assert max(errors.cov, abs(errors.seen), abs(errors.unseen)) < 0.03, errors
     # drawn exactly, these windows know this much
@@ -33,8 +41,7 @@ def test_sequential(case, memory):
 def test_forecast_is_the_exact_prediction():
     r"""The Kalman filter goes on without observations: two days ahead, mean within 2 % of a
     standard deviation and covariance within 3 %."""
-    x = long("forecast")
-    got = sequential_draws(x).moments()
+    x, got = drawn("forecast", "ar2")
     _, after = kalman(x.process, x.network)
     for hour in (24, 36, 71):
         here = slice(2 * hour, 2 * hour + 2)

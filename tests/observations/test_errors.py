@@ -81,6 +81,8 @@ def test_product(representation):
     assert torch.allclose(cov_y(v)[1], cov_y(v[1]), rtol=1e-5)  # one member by itself
     assert cov_y.variance.numpy() == pytest.approx(np.diag(expected), rel=1e-5)
     assert torch.allclose(cov_y.solve(cov_y(v)), v, atol=1e-3)
+    assert torch.allclose(cov_y.whiten(cov_y.color(v)), v, atol=1e-3)
+    assert torch.allclose(cov_y.whiten(cov_y.whiten(v), transposed=True), cov_y.solve(v), atol=1e-3)
     root = cov_y.color(torch.eye(n))
     assert (root.T @ root).numpy() == pytest.approx(expected, rel=1e-3, abs=1e-3)
     if representation == "temporal":  # and r is large, so that the others are far from it

@@ -1,8 +1,8 @@
 r"""What is known of a window: observations :math:`y = \mathcal{A}(z) + \eta`.
 
-A likelihood gives the departure :math:`y - \mathcal{A}(z)`, which guidance differentiates, and the
-covariance :math:`\Sigma_y` of :math:`\eta \sim \mathcal{N}(0, \Sigma_y)`, by its products with
-vectors. Departures rather than values: those of angles turn around, and some are computed without
+A likelihood gives the departure :math:`y - \mathcal{A}(z)`, which guidance differentiates, and a
+root :math:`L` of the covariance :math:`\Sigma_y = L L^\top` of :math:`\eta \sim \mathcal{N}(0,
+\Sigma_y)`, by the products of its inverse with vectors. Departures rather than values: those of angles turn around, and some are computed without
 the cancellation a difference would have.
 """
 
@@ -42,8 +42,8 @@ class Likelihood(Protocol):
         there, with shape :math:`(B, N)`; see :func:`twice_differentiated`."""
         ...
 
-    def cov(self, v: Tensor) -> Tensor:
-        r"""The products :math:`\Sigma_y v`, with shape :math:`(B, N)`."""
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        r"""The products :math:`L^{-1} v`, or :math:`L^{-\top} v`, with shape :math:`(B, N)`."""
         ...
 
     def gain(self, z: Tensor) -> Tensor:
@@ -117,8 +117,8 @@ class GaussianLikelihood:
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return twice_differentiated(self.departure, z)
 
-    def cov(self, v: Tensor) -> Tensor:
-        return self.variance * v
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        return v / self.variance.sqrt()
 
     def gain(self, z: Tensor) -> Tensor:
         return probed_gain(self, z)
@@ -150,7 +150,7 @@ class HoursLikelihood:
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return self.departure(z), lambda w: (w[:, self.hours] / self.noise).flatten(1)
 
-    def cov(self, v: Tensor) -> Tensor:
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
         return v
 
     def gain(self, z: Tensor) -> Tensor:
@@ -181,9 +181,10 @@ class StackedLikelihood:
             lambda w: torch.cat([product(w) for product in products], dim=1),
         )
 
-    def cov(self, v: Tensor) -> Tensor:
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
         split = v.split([len(part.variance) for part in self.parts], dim=1)
-        return torch.cat([p.cov(w) for p, w in zip(self.parts, split, strict=True)], dim=1)
+        white = [p.whiten(w, transposed) for p, w in zip(self.parts, split, strict=True)]
+        return torch.cat(white, dim=1)
 
     def gain(self, z: Tensor) -> Tensor:
         return torch.cat([part.gain(z) for part in self.parts])

@@ -76,6 +76,17 @@ class Blocks:
             out[..., rows] = _product(factor.to(eps.dtype), eps[..., rows])
         return out
 
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        r"""The product of :math:`L^{-1}`, or of its transpose, with vectors :math:`(*, N)`, of the
+        matrix :math:`L L^\top`."""
+        out = v / self.variance.to(v.dtype).sqrt()
+        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+            factor = (factor.mT if transposed else factor).to(v.dtype)
+            part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
+            part = torch.linalg.solve_triangular(factor, part, upper=transposed)
+            out[..., rows] = part.permute(2, 0, 1).reshape(*v.shape[:-1], *rows.shape)
+        return out
+
     def solve(self, v: Tensor) -> Tensor:
         r"""The product of the inverse with vectors :math:`(*, N)`."""
         out = v / self.variance.to(v.dtype)

@@ -46,7 +46,7 @@ class Everything:
         x, changes = self.model.linearize(z[:, 0])
         return -x.flatten(1), lambda w: changes(w[:, 0]).flatten(1)
 
-    def cov(self, v: Tensor) -> Tensor:
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
         return v
 
     def gain(self, z: Tensor) -> Tensor:

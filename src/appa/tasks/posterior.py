@@ -114,8 +114,8 @@ class StatesLikelihood:
         states = x.unbind(1)  # (B, C, H, W) each
         return torch.cat([op.departure(states[k]) for k, (_, op) in enumerate(group)], dim=1)
 
-    def cov(self, v: Tensor) -> Tensor:
-        return self.covariance.matmul(v)
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        return self.covariance.whiten(v, transposed)
 
     def gain(self, z: Tensor) -> Tensor:
         if self._gain is None:

@@ -53,12 +53,22 @@ class Guidance:
         """
         raise NotImplementedError
 
-    def solve(self, A: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-        r"""Solves :math:`A v = b`, and remembers the residual."""
-        x, residual, iterations = SOLVERS[self.solver](A, b, self.iterations, self.tolerance)
+    def solve(
+        self, observed: Linearized, cov_z: Callable[[Tensor], Tensor], departure: Tensor
+    ) -> Tensor:
+        r"""Solves :math:`(\Sigma_y + A V A^\top) \, v = d`, and remembers the residual.
+
+        With :math:`\Sigma_y = L L^\top` the system is solved for :math:`L^\top v`, as
+        :math:`I + L^{-1} A V A^\top L^{-\top}`. What little noise leaves to correct is near the
+        identity then, and takes a few iterations, however different the errors are: precipitation
+        is represented thirty times worse than its gauges measure, pressure twice.
+        """
+        whiten = observed.likelihood.whiten
+        A, b = observed.whitened(cov_z), whiten(departure)
+        u, residual, iterations = SOLVERS[self.solver](A, b, self.iterations, self.tolerance)
         self.residual = max(self.residual, residual.max().item())
         self.products += iterations
-        return x
+        return whiten(u, True)
 
 
 class Gradient(Guidance):

@@ -100,7 +100,7 @@ class Isotropic(Guidance):
             mean = denoise(z_t)
         observed = Linearized(likelihood, mean)
         v_t = self.spread(torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device))
-        v = self.solve(observed.covariance(lambda w: v_t * w), observed.departure)
+        v = self.solve(observed, lambda w: v_t * w, observed.departure)
         return mean + v_t * observed.At(v)
 
     def spread(self, sigma_t: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ class Linearized:
         r"""The products :math:`A w`, with shape :math:`(B, N)`."""
         return self._product(w)
 
-    def covariance(self, cov_z: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        r"""The products with :math:`\Sigma_y + A V A^\top`, given those with :math:`V`."""
-        return lambda v: self.likelihood.cov(v) + self.A(cov_z(self.At(v)))
+    def whitened(self, cov_z: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        r"""The products with :math:`I + L^{-1} A V A^\top L^{-\top}`, given those with
+        :math:`V`."""
+        whiten = self.likelihood.whiten
+        return lambda u: u + whiten(self.A(cov_z(self.At(whiten(u, True)))))

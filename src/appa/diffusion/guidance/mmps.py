@@ -53,7 +53,7 @@ class MMPS(Gradient):
         for probe in range(self.probes):
             bend = curvature(observed.likelihood, observed.z.detach(), cov_z, probe)
             departure = departure + bend / self.probes
-        return self.solve(observed.covariance(cov_z), departure)
+        return self.solve(observed, cov_z, departure)
 
 
 @torch.no_grad()
