@@ -2,8 +2,15 @@ r"""What benchmarks have in common."""
 
 from __future__ import annotations
 
+import argparse
+import ctypes
+import gc
 import json
 import platform
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +21,22 @@ import xarray as xr
 from appa.config import Config
 from appa.data.planet import open_planet
 
-__all__ = ["machine", "peak", "planet_states", "write_json"]
+__all__ = [
+    "Report",
+    "arguments_of",
+    "machine",
+    "matmul",
+    "measure",
+    "peak",
+    "planet_states",
+    "release",
+    "write_json",
+]
+
+GIB = 2**30
+
+#: The rows of a section: what each is called, and what measures it.
+Rows = Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 
 
 def planet_states(config: Config, hours: int | None = None) -> xr.Dataset:
@@ -30,17 +52,203 @@ def planet_states(config: Config, hours: int | None = None) -> xr.Dataset:
     )
 
 
-def peak() -> int:
+# ---------------------------------------------------------------- measuring
+
+
+def peak(name: str = "VmHWM") -> int:
     r"""The largest resident set of this process; `ru_maxrss` would count its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def machine() -> str:
-    if torch.cuda.is_available():
+def release(device: torch.device) -> None:
+    r"""Gives back what nobody holds anymore, and forgets the peak of memory."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def measure(
+    function: Callable[[], Any], device: torch.device, rounds: int = 3, enough: float = 20.0
+) -> dict[str, Any]:
+    r"""The seconds of the fastest of several calls, after one that does not count, and memory.
+
+    Arguments:
+        function: What is called.
+        device: Where it runs.
+        rounds: The number of calls that count, at least one.
+        enough: The seconds after which no more calls are made; the first then counts if it is the
+            only one.
+
+    Returns:
+        Of `seconds` and `gibibytes`: on CUDA the largest allocation, weights and all; elsewhere
+        the growth of the resident set.
+    """
+    release(device)
+    before = 0 if device.type == "cuda" else peak("VmRSS")
+    found: list[float] = []
+    begun = time.perf_counter()
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        result = function()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+        del result
+        if time.perf_counter() - begun > enough:
+            break
+    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak() - before
+    return {"seconds": min(found[1:] or found), "gibibytes": max(memory, 0) / GIB}
+
+
+def matmul(device: torch.device, dtype: torch.dtype) -> float:
+    r"""Operations a second of a large product of matrices."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    several = 20 if device.type == "cuda" else 2
+
+    def products() -> None:
+        for _ in range(several):
+            torch.mm(a, b)
+
+    return several * 2 * n**3 / measure(products, device, 5)["seconds"]
+
+
+def machine(device: torch.device | None = None) -> str:
+    cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
+    if cuda:
         return torch.cuda.get_device_name()
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
+# ---------------------------------------------------------------- telling
+
+
+def arguments_of(description: str | None, file: str) -> argparse.ArgumentParser:
+    r"""The arguments of scripts with sections."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--only", nargs="*", metavar="SECTION", help="by default all, in order")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a section")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--output", type=Path, default=Path(file).with_suffix(".json"))
+    return parser
+
+
+class Report:
+    r"""Runs sections, writes what they find to disk row by row, and prints tables.
+
+    A row that fails, for want of memory say, is told with its reason, and the next goes on; so is
+    a section that takes too long. A file that is there keeps its other sections.
+
+    Arguments:
+        path: The file.
+        head: What is told of the machine and the sizes.
+        only: The sections to run, if not all.
+        limit: The seconds that each may take.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any], only: Sequence[str] | None, limit: float):
+        self.path, self.only, self.limit = path, only, limit
+        known = json.loads(path.read_text())["sections"] if only and path.exists() else {}
+        self.result: dict[str, Any] = {**head, "sections": known}
+        print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
+
+    def section(self, name: str, rows: Rows, finish: Callable[[list], None] | None = None) -> None:
+        r"""Runs a section, if it is asked for.
+
+        Arguments:
+            name: Its name.
+            rows: Its rows.
+            finish: What completes rows that were measured, ratios for example.
+        """
+        if self.only and name not in self.only:
+            return
+        found: list[dict[str, Any]] = []
+        begun = time.perf_counter()
+        self.result["sections"][name] = {"rows": found}
+        try:
+            with limited(self.limit):
+                for label, row in guarded(rows):
+                    found.append(label | row)
+                    write_json(self.path, self.result)
+        except TimeoutError as error:  # while a row was written
+            found.append({"failed": reason(error)})
+        if finish is not None:
+            finish([row for row in found if "failed" not in row])
+        self.result["sections"][name]["took"] = time.perf_counter() - begun
+        write_json(self.path, self.result)
+        print(f"\n## {name}, {time.perf_counter() - begun:.0f} s\n\n{table(found)}", flush=True)
+
+
+def guarded(rows: Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    r"""What rows give, or why they failed."""
+    iterator = iter(rows)
+    while True:
+        label: dict[str, Any] = {}
+        try:
+            label, run = next(iterator)
+            row = run()
+        except StopIteration:
+            return
+        except Exception as error:
+            row = {"failed": reason(error)}
+            last = isinstance(error, TimeoutError) or not label  # or what makes rows has failed
+        else:
+            last = False
+        yield label, row
+        if last:
+            return
+
+
+@contextmanager
+def limited(seconds: float):
+    r"""Raises a :class:`TimeoutError` where it takes longer; once only."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"took more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def reason(error: Exception) -> str:
+    r"""Why a row failed, in a few words; nothing that it held is kept."""
+    error.__traceback__ = None
+    name = type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{name}: {text[:120]}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    r"""Rows as a table; those that failed say why in their last column."""
+    keys = list(dict.fromkeys(k for row in rows for k in row if k not in ("failed", "rounds")))
+    if any("failed" in row for row in rows):
+        keys.append("failed")
+    lines = [f"| {' | '.join(keys)} |", f"|{'---|' * len(keys)}"]
+    lines += [f"| {' | '.join(cell(row.get(key)) for key in keys)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def write_json(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)

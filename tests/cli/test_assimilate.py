@@ -2,14 +2,11 @@ r"""`appa reanalysis`, `filter`, `forecast` and `plan`, as a user runs them."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from typer.testing import CliRunner
 from appa.cli import assimilate, models, options, plan
 from appa.errors import AppaError, ConfigError, DataError, StoreError
 
+from ..processes import Process, command
 from ..tasks import small
 
 START, HOURS = "2001-01-03T00", 6
@@ -305,15 +303,11 @@ def test_help_has_examples():
 
 # ---------------------------------------------------------------- a kill
 
-KILLED = """
-import sys
-from typer.testing import CliRunner
-from appa.tasks.resuming import RunState
-from tests.cli.test_assimilate import run
 
-RunState.__init__.__defaults__ = (0.0,)  # keep every step
-run(*sys.argv[1:])
-"""
+def keep_every_step() -> None:
+    from appa.tasks.resuming import RunState
+
+    RunState.__init__.__defaults__ = (0.0,)
 
 
 @pytest.mark.slow
@@ -324,17 +318,11 @@ def test_killed_it_goes_on(folder, tmp_path):
     whole, out = tmp_path / "whole.zarr", tmp_path / "killed.zarr"
     run(*args, "--out", whole)
 
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     words = [str(a) for a in [*args, "--out", out]]
-    process = subprocess.Popen([sys.executable, "-c", KILLED, *words], cwd=root, env=environment)
-    until = time.monotonic() + 60
-    while not list(Path(f"{out}.run").rglob("window-1/step-*")):
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    with Process(partial(command, *words, before=keep_every_step)) as process:
+        process.until(lambda: list(Path(f"{out}.run").rglob("window-1/step-*")))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     assert not out.exists()
 
     told = run(*args, "--out", out)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,19 @@ from appa.cli.train import app
 from appa.config import load_config
 from appa.errors import AppaError
 
+from ..processes import ENVIRONMENT
 from ..training.commands import (
-    ENVIRONMENT,
     appa,
-    command,
+    begin,
     same_weights,
+    slow_down,
     write_config,
     write_latents,
     write_run,
 )
+
+# The command in a fresh interpreter.
+APPA = [sys.executable, "-c", "from appa.cli import main; main()"]
 
 
 def run(*arguments: object) -> str:
@@ -124,9 +127,11 @@ def test_states_are_no_latents(model):
 
 
 def test_a_message_is_one_line_and_no_traceback(tmp_path):
-    said = appa("train", "denoiser", tmp_path / "nowhere", "--data", "x.zarr", status=2)
-    assert said.startswith("error: ")
-    assert "Traceback" not in said
+    wrong = ["train", "denoiser", str(tmp_path / "nowhere"), "--data", "x.zarr"]
+    done = subprocess.run([*APPA, *wrong], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 # What happens is said.
@@ -156,6 +161,12 @@ def load_network(model: Path) -> list[str]:
     return [name for name, _ in build_denoiser(load_config(model)).named_parameters()]
 
 
+def slow_down_until_ctrl_c() -> None:
+    # Where the tests ignore Ctrl-C themselves, the command must not inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    slow_down()
+
+
 def test_interrupted_by_the_keyboard(folder, model, tmp_path):
     r"""Ctrl-C ends it at once and loses nothing."""
     options = ["--steps", 40, "--every", 2, "--logger", "none"]
@@ -163,22 +174,11 @@ def test_interrupted_by_the_keyboard(folder, model, tmp_path):
     straight = tmp_path / "straight"
     shutil.copytree(model, straight)
 
-    process = subprocess.Popen(
-        command(*arguments, slowly=True),
-        env=os.environ | ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Where the tests ignore Ctrl-C themselves, the command must not inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    end = time.monotonic() + 60
-    while not list(model.glob("training/denoiser/checkpoints/step-????????")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
+    with begin(*arguments, before=slow_down_until_ctrl_c) as process:
+        process.until(lambda: list(model.glob("training/denoiser/checkpoints/step-????????")))
+        process.send_signal(signal.SIGINT)
+        status, said = process.wait(60), process.said
+    assert status == 130, said
     (step,) = re.findall(r"checkpoint of step (\d+) is saved", said)
     assert said.count("goes on") == 1
     assert "Traceback" not in said
@@ -197,7 +197,7 @@ def test_the_same_command_under_torchrun(folder, model, tmp_path):
     shutil.copytree(model, one)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", *command(*arguments)],
+        [*torchrun, "--nproc-per-node", "2", *APPA, *map(str, arguments)],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,

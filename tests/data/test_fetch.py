@@ -6,10 +6,7 @@ import functools
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +26,7 @@ from appa.data.variables import LEVELS, VARIABLES
 from appa.data.writing import unfinished
 from appa.errors import DataError, StoreError, UnfinishedStoreError
 
+from ..processes import Process, command
 from .public_layout import (
     LEVELS_37,
     canonical,
@@ -388,22 +386,16 @@ def test_another_selection_does_not_continue(source: Path, tmp_path: Path, monke
         fetch(damaged, tmp_path / "a.zarr", **{**arguments, "end": "2020-02-27T06"})
 
 
-COMMAND = "from appa.cli import main; main()"
-
-
 @pytest.mark.slow
 def test_killed_and_run_again(source: Path, tmp_path: Path) -> None:
     r"""SIGKILL in the middle: nothing finished is redone, and the store is the same in the end."""
     path, partial = tmp_path / "a.zarr", tmp_path / "a.zarr.partial"
-    command = [sys.executable, "-c", COMMAND, "data", "fetch", str(source), str(path)]
-    command += ["--start", "2020-02-27", "--end", "2020-03-01", "--block", "4"]  # 24 × 11 parts
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while (unfinished(path) or (0, 0))[0] < 3:
-        assert job.poll() is None, job.communicate()
-        time.sleep(0.002)
-    job.send_signal(signal.SIGKILL)
-    job.communicate()
-    assert job.returncode == -signal.SIGKILL
+    words = ["data", "fetch", str(source), str(path)]
+    words += ["--start", "2020-02-27", "--end", "2020-03-01", "--block", "4"]  # 24 × 11 parts
+    with Process(command, *words) as job:
+        job.until(lambda: (unfinished(path) or (0, 0))[0] >= 3)
+        job.send_signal(signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
 
     for reader in (open_store, xr.open_zarr):
         for name in (path, partial):
@@ -434,8 +426,9 @@ def test_killed_and_run_again(source: Path, tmp_path: Path) -> None:
     before = {key: value for key, value in shards(partial).items() if key in marked}
     assert len(before) == len(marked)  # a marker means data
 
-    job = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
-    assert f"{len(marked)} of 264 parts are there already" in job.stderr
+    with Process(command, *words) as job:
+        assert job.wait() == 0, job.said
+        assert f"{len(marked)} of 264 parts are there already" in job.said
     after = shards(path)
     assert sum(after[key] != value for key, value in before.items()) == 0
     fetch(source, tmp_path / "b.zarr", start="2020-02-27", end="2020-03-01", block=4)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ import zarr
 from appa.data.writing import StoreWriter, make_template, shard_hours, unfinished
 from appa.errors import DataError, StoreError, UnfinishedStoreError
 
+from ..processes import Process
 from .public_layout import canonical, hours
 
 LEVELS = (500, 850)
@@ -230,37 +230,38 @@ def test_killed_before_and_after_the_blocks(source: xr.Dataset, tmp_path: Path) 
     assert not (path / ".appa").exists()
 
 
-JOB = r"""
-import os, sys, time, numpy as np, xarray as xr
-from appa.data.writing import StoreWriter, make_template
-if len(sys.argv) > 2:
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-times = np.datetime64("2020-01-01", "ns") + np.arange(480) * np.timedelta64(1, "h")
-template = make_template(times, np.linspace(90, -90, 61), np.arange(120) * 3.0, surface=(
-    "2m_temperature", "total_precipitation"), atmospheric=("temperature",), levels=(500, 850))
-with StoreWriter(sys.argv[1], template, block=24, plan={"job": "test"}) as writer:
-    print(len(writer.finished), flush=True)
-    for i in writer.remaining:
-        time.sleep(float(os.environ.get("PAUSE", 0)))
-        hours = writer.blocks[i]
-        block = template.isel(time=hours)
-        t = np.arange(hours.start, hours.stop, dtype=np.float32)
-        for k, name in enumerate(writer.variables):
-            shape = block[name].shape
-            x = t.reshape(-1, *(1,) * (len(shape) - 1)) + 1000 * k
-            block[name] = block[name].dims, np.broadcast_to(x, shape)
-        writer.write(i, block)
-    writer.finish()
-"""
+def job(path: Path, pause: float = 0.0, limit: int | None = None) -> None:
+    r"""Writes twenty blocks, and says first how many are there.
 
-
-def start(*args: object, pause: float = 0.0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", JOB, *map(str, args)]
-    env = os.environ | {"PAUSE": str(pause)}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    Arguments:
+        path: The store.
+        pause: Seconds before each block.
+        limit: The size no file may exceed, in bytes.
+    """
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    times = np.datetime64("2020-01-01", "ns") + np.arange(480) * np.timedelta64(1, "h")
+    template = make_template(
+        times,
+        np.linspace(90, -90, 61),
+        np.arange(120) * 3.0,
+        surface=("2m_temperature", "total_precipitation"),
+        atmospheric=("temperature",),
+        levels=(500, 850),
     )
+    with StoreWriter(path, template, block=24, plan={"job": "test"}) as writer:
+        print(len(writer.finished), flush=True)
+        for i in writer.remaining:
+            time.sleep(pause)
+            hours = writer.blocks[i]
+            block = template.isel(time=hours)
+            t = np.arange(hours.start, hours.stop, dtype=np.float32)
+            for k, name in enumerate(writer.variables):
+                shape = block[name].shape
+                x = t.reshape(-1, *(1,) * (len(shape) - 1)) + 1000 * k
+                block[name] = block[name].dims, np.broadcast_to(x, shape)
+            writer.write(i, block)
+        writer.finish()
 
 
 @pytest.mark.slow
@@ -268,18 +269,16 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     path, partial = tmp_path / "a.zarr", tmp_path / "a.zarr.partial"
     rng = np.random.default_rng(0)
     for kill in range(2):
-        job = start(path, pause=0.1)  # time to kill it in, however busy the machine
-        assert job.stdout is not None
-        found = int(job.stdout.readline())
-        if kill:
-            assert found == done  # noqa: F821
-        while len(os.listdir(partial / ".appa" / "done" / "total_precipitation")) < found + 4:
-            assert job.poll() is None, job.communicate()
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.2))  # in a write, or between two
-        job.send_signal(signal.SIGKILL)
-        job.communicate()
-        assert job.returncode == -signal.SIGKILL
+        marks = partial / ".appa" / "done" / "total_precipitation"
+        with Process(job, path, 0.1) as process:  # time to kill it in, however busy the machine
+            process.until(lambda process=process: process.said.endswith("\n"))
+            found = int(process.said)
+            if kill:
+                assert found == done  # noqa: F821
+            process.until(lambda marks=marks, found=found: len(os.listdir(marks)) >= found + 4)
+            time.sleep(rng.uniform(0, 0.2))  # in a write, or between two
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
         with pytest.raises(FileNotFoundError):
             xr.open_zarr(path)
         with pytest.raises(FileNotFoundError):
@@ -305,9 +304,10 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     stray = partial / "temperature" / "c" / "0" / "0" / "0" / "0.1234.partial"
     stray.parent.mkdir(parents=True, exist_ok=True)
     stray.write_bytes(b"half")
-    for target in (path, tmp_path / "b.zarr"):
-        job = start(target)
-        assert job.communicate()[1] == ""
+    for target, count in ((path, done), (tmp_path / "b.zarr", 0)):
+        with Process(job, target) as process:
+            assert process.wait() == 0, process.said
+            assert process.said == f"{count}\n"
     assert files(path) == files(tmp_path / "b.zarr")
 
 
@@ -315,15 +315,15 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
 def test_no_room_left(tmp_path: Path) -> None:
     r"""A limit on the size of files stands for a full disk: the same call fails."""
     shard = 24 * 61 * 120 * 4
-    job = start(
-        tmp_path / "a.zarr", int(1.5 * shard)
-    )  # room for a surface field's, not for levels'
-    message = job.communicate()[1]
-    assert job.returncode == 1
+    # room for a surface field's, not for levels'
+    with Process(job, tmp_path / "a.zarr", 0.0, int(1.5 * shard)) as process:
+        assert process.wait() == 1
+        message = process.said
     assert "StoreError: no room left for" in message
     assert "make room and rerun" in message
     assert unfinished(tmp_path / "a.zarr") == (0, 20)
     assert not list((tmp_path / "a.zarr.partial" / "temperature").rglob("*.partial"))
-    job = start(tmp_path / "a.zarr")
-    assert job.communicate() == ("0\n", "")
+    with Process(job, tmp_path / "a.zarr") as process:
+        assert process.wait() == 0, process.said
+        assert process.said == "0\n"
     assert len(xr.open_zarr(tmp_path / "a.zarr").time) == 480

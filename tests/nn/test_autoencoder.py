@@ -6,7 +6,7 @@ import torch
 
 from appa.config import load_config
 from appa.nn.autoencoder import Autoencoder
-from appa.nn.layers import ChannelNorm, Conv, softclip
+from appa.nn.layers import ChannelNorm, Conv, gather, gather_last, softclip, spread, spread_last
 from appa.tasks.building import build_autoencoder
 
 from .mixed import mixed
@@ -125,6 +125,20 @@ def test_layouts_are_the_same_network():
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("last", [False, True])
+def test_pixels_and_channels_are_exchanged_in_their_layout(layout, last):
+    x = torch.randn(2, 12, 3, 5, dtype=torch.float64).to(memory_format=layout)
+    there, back = (spread_last, gather_last) if last else (spread, gather)
+    y = there(x, 2)
+    assert torch.equal(y, torch.nn.functional.pixel_shuffle(x, 2))
+    assert torch.equal(back(y, 2), x)
+    if last:
+        layout = torch.channels_last
+    assert y.is_contiguous(memory_format=layout)
+    assert back(y, 2).is_contiguous(memory_format=layout)
+
+
 @pytest.mark.parametrize("inputs", [False, True])
 def test_checkpointing_changes_no_gradient(inputs):
     r"""Of weights, or of states too; and of what levels compute, nothing is kept in either case."""
@@ -157,14 +171,70 @@ def test_the_papers_sizes():
     assert sum(p.numel() for p in ae.parameters()) == pytest.approx(314e6, rel=2e-3)
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("longitude", ["circular", "halo"])
-def test_linearized_products_are_those_of_forward_differentiation(longitude):
+def test_linearized_products_are_those_of_automatic_differentiation(
+    monkeypatch, longitude, several
+):
+    r"""Forward and backward, with states decoded all at once or one and two at a time."""
+    if several:
+        monkeypatch.setattr("appa.nn.autoencoder.AT_ONCE", 2400)
     ae = autoencoder((11, 16), longitude)
     generator = torch.Generator().manual_seed(2)
     z = torch.randn(3, *ae.latent_shape, generator=generator, dtype=torch.float64)
     dz = torch.randn(3, *ae.latent_shape, generator=generator, dtype=torch.float64)
-    x, product = ae.linearize(z)
-    expected, tangent = torch.func.jvp(ae.decode, (z,), (dz,))
-    assert torch.equal(x, expected)
+    dx = torch.randn(3, 5, 11, 16, generator=generator, dtype=torch.float64)
+    assert (ae.at_once < 3) == several
+    few = ae.decode(z)
+    x, product = ae.linearize(z.requires_grad_())
+    monkeypatch.undo()
+    expected, tangent = torch.func.jvp(ae.decode, (z.detach(),), (dz,))
+    assert torch.allclose(x, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(few, expected, rtol=0, atol=1e-12)
     assert torch.allclose(product(dz), tangent, rtol=0, atol=1e-12)
     assert tangent.abs().max() > 0.1
+    (cotangent,) = torch.autograd.grad(ae.decode(z), z, dx)
+    for _ in range(2):  # as often as asked
+        (found,) = torch.autograd.grad(x, z, dx, retain_graph=True)
+        assert torch.allclose(found, cotangent, rtol=0, atol=1e-12)
+    assert cotangent.abs().max() > 0.1
+
+
+def test_a_linearization_keeps_less_than_a_graph():
+    r"""Two numbers for each that a block gives, instead of six."""
+    ae, kept = autoencoder((16, 32)).requires_grad_(False), []
+    z = torch.randn(2, *ae.latent_shape, dtype=torch.float64, requires_grad=True)
+    for run in (ae.decode, lambda z: ae.linearize(z)[0]):
+        storages = {}
+
+        def pack(t, storages=storages):
+            if not isinstance(t, torch.nn.Parameter):
+                storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            x = run(z)
+        kept.append(sum(storages.values()))
+        assert x.requires_grad
+    assert 0 < kept[1] < 0.4 * kept[0]
+
+
+def test_linearized_in_mixed_precision():
+    r"""Products of both kinds to the rounding of bfloat16, also where nothing says so anymore."""
+    ae = autoencoder((16, 32)).requires_grad_(False)
+    generator = torch.Generator().manual_seed(2)
+    z, dz = torch.randn(2, 2, *ae.latent_shape, generator=generator, dtype=torch.float64)
+    dx = states((16, 32))
+    x, product = ae.linearize(z.requires_grad_())
+    expected = product(dz), torch.autograd.grad(x, z, dx)[0]
+    ae.float()
+    z = z.detach().float().requires_grad_()
+    with mixed():
+        x, product = ae.linearize(z)
+    assert x.dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        back = torch.autograd.grad(x, z, dx.bfloat16())[0]
+        assert back.dtype == torch.float32
+        found = product(dz.float()), back
+    for a, b in zip(found, expected, strict=True):
+        assert 1e-4 < (a - b).square().mean().sqrt() / b.square().mean().sqrt() < 0.03

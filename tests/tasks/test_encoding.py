@@ -2,11 +2,11 @@ r"""A latent store holds the latents of every state, whatever happened while it 
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +15,14 @@ import xarray as xr
 
 from appa.data.states import Standardizer
 from appa.data.windows import WindowLoader
-from appa.data.writing import unfinished
+from appa.data.writing import StoreWriter, unfinished
 from appa.errors import DataError, StoreError
+from appa.tasks import encoding
 from appa.tasks.encoding import Moments, encode
 from appa.tasks.folders import ModelError, digest, read_weights, write_weights
 from appa.tasks.loading import load_autoencoder
 
+from ..processes import Process, ranks
 from . import small
 
 
@@ -41,18 +43,6 @@ def run(folder: Path, out: Path, **options) -> Path:
 
 def files(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def child(folder: Path, out: Path, before: str = "", *launcher: str) -> subprocess.CompletedProcess:
-    r"""Encodes in another process, with a line of its own before."""
-    script = (
-        "from pathlib import Path\nfrom appa.tasks import encoding\n"
-        f"{before}\nencoding.encode(Path({str(folder / 'model')!r}), "
-        f"{str(folder / 'states.zarr')!r}, {str(out)!r}, batch=4, block=8, workers=1)"
-    )
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*launcher, sys.executable, "-c", script]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_latents_are_those_of_the_states(place):
@@ -128,54 +118,52 @@ def test_batches_fit_into_blocks(place, tmp_path, batch):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-KILLED = """
-import os, signal
-step, count = encoding.{step}, 0
-def killed(*args, **kwargs):
-    global count
-    count += 1
-    if count == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(*args, **kwargs)
-encoding.{step} = killed
-"""
+def die(folder: Path, out: Path, step: str) -> None:
+    r"""Encodes, and is killed when it comes to a step for the fourth time."""
+    owner: Any = StoreWriter if step == "mark" else encoding
+    taken, count = getattr(owner, step), itertools.count(1)
+
+    def killed(*args, **kwargs):
+        if next(count) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken(*args, **kwargs)
+
+    setattr(owner, step, killed)
+    run(folder, out)
 
 
-@pytest.mark.parametrize("step", ["_note", "StoreWriter.mark"])
+@pytest.mark.parametrize("step", ["_note", "mark"])
 def test_killed_and_resumed_as_if_never_interrupted(place, tmp_path, step):
     r"""Killed with a block's latents on disk, before or after its moments are."""
     out = tmp_path / "a.zarr"
-    ended = child(place, out, KILLED.format(step=step))
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with Process(die, place, out, step) as ended:
+        assert ended.wait() == -signal.SIGKILL, ended.said
     assert not out.exists()
     assert unfinished(out) == (3, 7)
     run(place, out)
     assert files(out) == files(place / "latents.zarr")
 
 
-TWICE = """
-import os
-from appa.errors import StoreError
-note, once = encoding._note, encoding.encode
-def noted(writer, i, moments):
-    Path({folder!r}, f"{{i}}.{{os.environ['RANK']}}").touch()
-    note(writer, i, moments)
-def twice(*args, **kwargs):
-    once(*args, **kwargs)
+def twice(folder: Path, out: Path) -> None:
+    r"""Encodes twice, and notes beside the store who does what."""
+    note, rank = encoding._note, os.environ["RANK"]
+
+    def noted(writer, i, moments):
+        (out.parent / f"{i}.{rank}").touch()
+        note(writer, i, moments)
+
+    encoding._note = noted
+    run(folder, out)
     try:
-        once(*args, **kwargs)
+        run(folder, out)
     except StoreError as error:
-        Path({folder!r}, f"error.{{os.environ['RANK']}}").write_text(str(error))
-encoding._note, encoding.encode = noted, twice
-"""
+        (out.parent / f"error.{rank}").write_text(str(error))
 
 
 def test_two_processes_write_what_one_does(place, tmp_path):
     r"""Each has its share, and an error of the first, here of a second run, reaches both."""
     out = tmp_path / "a.zarr"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-    ended = child(place, out, TWICE.format(folder=str(tmp_path)), *launcher, "--nproc-per-node=2")
-    assert ended.returncode == 0, ended.stderr
+    ranks(twice, place, out)
     assert files(out) == files(place / "latents.zarr")
     shares = [{p.stem for p in tmp_path.glob(f"[0-9].{rank}")} for rank in range(2)]
     assert shares == [{"0", "2", "4", "6"}, {"1", "3", "5"}]
@@ -186,8 +174,8 @@ def test_two_processes_write_what_one_does(place, tmp_path):
 def test_another_model_does_not_go_on(place, tmp_path):
     r"""What another autoencoder, or other statistics, began is not completed."""
     out = tmp_path / "a.zarr"
-    ended = child(place, out, KILLED.format(step="_note"))
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with Process(die, place, out, "_note") as ended:
+        assert ended.wait() == -signal.SIGKILL, ended.said
     small.write_model(tmp_path / "model", seed=1)
     with pytest.raises(StoreError, match="begun with another plan: autoencoder was"):
         encode(tmp_path / "model", place / "states.zarr", out, batch=4, block=8)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from appa.tasks.folders import ModelError, gather
 from appa.tasks.model import Model
 from appa.tasks.output import EnsembleWriter, provenance, to_dataset
 
+from ..processes import Process
 from . import small
 
 SURFACE = ("2m_temperature", "sea_surface_temperature", "total_precipitation")
@@ -259,29 +258,22 @@ def test_it_plots(model, tmp_path):
 
 # ---------------------------------------------------------------- kills and mistakes
 
-KILLED = """
-import os, signal, sys
-import numpy as np
-from tests.tasks.test_output import M, T, TIMES, draws, make
-from appa.tasks.output import EnsembleWriter, provenance
 
-model = make()
-z = draws(model)
-writer = EnsembleWriter(sys.argv[1], model, TIMES, M, attrs=provenance(model, "reanalysis"))
-writer.write([0, 1], slice(0, 3), z[:2, :3])
-with open(writer.directory / "written.jsonl", "a") as log:
-    log.write('[2, 0, 5, {"total_prec')  # cut short
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def die(path: Path) -> None:
+    r"""Writes some states, and is killed while it notes that."""
+    model = make()
+    writer = EnsembleWriter(path, model, TIMES, M, attrs=provenance(model, "reanalysis"))
+    writer.write([0, 1], slice(0, 3), draws(model)[:2, :3])
+    with open(writer.directory / "written.jsonl", "a") as log:
+        log.write('[2, 0, 5, {"total_prec')  # cut short
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_killed_it_goes_on(model, tmp_path):
     path = tmp_path / "analysis.zarr"
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", KILLED, path], env=environment, cwd=root)
-    assert done.returncode == -signal.SIGKILL
+    with Process(die, path) as process:
+        assert process.wait() == -signal.SIGKILL, process.said
     assert not path.exists()
     with pytest.raises(StoreError, match="unfinished"):
         open_analysis(f"{path}.partial")

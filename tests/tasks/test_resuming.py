@@ -2,11 +2,8 @@ r"""Runs that are killed, damaged, or begun otherwise."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,8 @@ import torch
 from appa.errors import StoreError
 from appa.tasks.resuming import RunError, RunState, differences
 
+from ..processes import Process
+
 STEPS = 40
 
 
@@ -24,59 +23,45 @@ def step(z: torch.Tensor, window: int, i: int) -> torch.Tensor:
     return 0.9 * z + torch.sin(z.roll(1)) / 7 + 0.1 * noise
 
 
-# A process that draws: two windows, the second given the first, each step with noise of its own.
-# Its arguments are a folder and the seconds a step takes.
-DRAW = f"""
-import sys, time, torch
-from appa.tasks.resuming import RunState
+def draw(folder: Path, pause: float = 0.0) -> None:
+    r"""Draws two windows, the second given the first, each step with noise of its own.
 
-{inspect.getsource(step)}
-
-with RunState(sys.argv[1], {{"seed": 0}}, every=0) as state:
-    past = torch.zeros(64)
-    for window in range(2):
-        name = f"members-0-4/window-{{window}}"
-        kept = state.load(name)
-        if state.finished(name):
-            past = kept["z"]
-            continue
-        z, first = (past + 1, 0) if kept is None else (kept["z"], int(kept["step"]))
-        print("begin", window, first, flush=True)
-        for i in range(first, {STEPS}):
-            time.sleep(float(sys.argv[2]))
-            z = step(z, window, i)
-            state.save(name, {{"z": z}}, i + 1)
-        state.done(name, {{"z": z}})
-        past = z
-    torch.save(past, sys.argv[1] + ".pt")
-    state.remove()
-"""
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def draw(folder: Path, pause: float = 0.0) -> subprocess.Popen:
-    args = [sys.executable, "-c", DRAW, str(folder), str(pause)]
-    return subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-
-
-def kill_at(process: subprocess.Popen, folder: Path, step: str) -> None:
-    until = time.monotonic() + 60
-    while not list(folder.rglob(step)):
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    Arguments:
+        folder: The run's.
+        pause: The seconds a step takes.
+    """
+    with RunState(folder, {"seed": 0}, every=0) as state:
+        past = torch.zeros(64)
+        for window in range(2):
+            name = f"members-0-4/window-{window}"
+            kept = state.load(name)
+            if state.finished(name):
+                assert kept is not None
+                past = kept["z"]
+                continue
+            z, first = (past + 1, 0) if kept is None else (kept["z"], int(kept["step"]))
+            print("begin", window, first, flush=True)
+            for i in range(first, STEPS):
+                time.sleep(pause)
+                z = step(z, window, i)
+                state.save(name, {"z": z}, i + 1)
+            state.done(name, {"z": z})
+            past = z
+        torch.save(past, f"{folder}.pt")
+        state.remove()
 
 
 @pytest.mark.slow
 def test_killed_and_the_answer_is_the_same(tmp_path):
     r"""Killed in its second window, a run goes on there and ends with the bits it would have."""
     folder = tmp_path / "run"
-    kill_at(draw(folder, 0.03), folder, "window-1/step-*5.safetensors")
-    again = draw(folder)
-    told = again.communicate()[0].split()
-    assert again.returncode == 0
+    with Process(draw, folder, 0.03) as process:
+        process.until(lambda: list(folder.rglob("window-1/step-*5.safetensors")))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    with Process(draw, folder) as again:
+        assert again.wait() == 0, again.said
+        told = again.said.split()
     assert told[:2] == ["begin", "1"]  # not window 0
     assert int(told[2]) >= 5
     assert not folder.exists()

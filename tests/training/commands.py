@@ -2,10 +2,10 @@ r"""`appa` as a user runs it, on a slice of the bundled planet that trains in se
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from appa.config import load_config
 from appa.data.stores import open_store
 from appa.data.writing import StoreWriter
+
+from ..processes import Process, command
 
 CONFIG = """
 extends: planet
@@ -43,10 +45,6 @@ sampling:
   stride: 2
   past: 2
 """
-
-ROOT = Path(__file__).parents[2]
-# One thread and no device: sums are always in the same order.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def write_config(folder: Path) -> Path:
@@ -111,22 +109,16 @@ def slow_down() -> None:
     Updates.advance = slowly
 
 
-def command(*arguments: object, slowly: bool = False) -> list[str]:
-    r"""A command, by the interpreter of the tests."""
-    script = "from appa.cli import main; main()"
-    if slowly:
-        paths = f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-        script = f"{paths}from tests.training.commands import slow_down; slow_down(); {script}"
-    return [sys.executable, "-c", script, *map(str, arguments)]
+def begin(*arguments: object, before: Callable[[], Any] | None = None) -> Process:
+    r"""Begins a command in a process of its own, where a function is called before."""
+    return Process(partial(command, *map(str, arguments), before=before))
 
 
-def appa(*arguments: object, status: int = 0, **environment: str) -> str:
+def appa(*arguments: object, status: int = 0, before: Callable[[], Any] | None = None) -> str:
     r"""Runs a command to its end, and returns what it said."""
-    env = os.environ | ENVIRONMENT | environment
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=env, timeout=300)
-    said = done.stdout + done.stderr
-    assert done.returncode == status, said
-    return said
+    with begin(*arguments, before=before) as process:
+        assert process.wait() == status, process.said
+        return process.said
 
 
 def same_weights(a: Path, b: Path) -> bool:

@@ -2,21 +2,21 @@ r"""Two processes do what one does with the same global batch, and can go on fro
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import time
+import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
 from appa.errors import AppaError
-from appa.training.distribution import Ranks, distributed
+from appa.training.distribution import Ranks, distributed, replicate
 
+from ..processes import ranks
 from . import small
-from .worker import CASES, make_trainer, results, resumed
+from .worker import CASES, main, make_trainer, results, resumed
 
-ROOT = Path(__file__).parents[2]
 ALONE = Ranks(0, 1, torch.device("cpu"))
 # In double precision only the order of sums differs, by parts in 1e16 that Adam, which divides by
 # the gradients' own size, may enlarge.
@@ -35,16 +35,7 @@ def two(folder) -> dict:
     r"""What two processes found, with batches of 2 twice an update."""
     out = folder / "two"
     out.mkdir()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.training.worker", str(folder), str(out)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    ranks(main, folder, out)
     return torch.load(out / "results.pt", weights_only=True)
 
 
@@ -106,64 +97,43 @@ def test_resumed_by_another_number_of_processes(folder, one, two, case):
     same(one["weights"], found["weights"])
 
 
-# each rank to a file of its own: lines that two processes print at once run into each other
-TELL = """
-from pathlib import Path
+# What ranks do; each tells it in a file of its own.
 
-def tell(rank, what):
-    Path(__file__).with_name(f"rank{rank}").write_text(str(what))
-"""
 
-# a rank that waits for another to send gives up after three seconds
-WAITING = """
-import time
-from datetime import timedelta
-from torch.distributed.distributed_c10d import _set_pg_timeout
-from appa.training.distribution import distributed
+def waiting(folder: Path) -> None:
+    r"""A rank that waits for another to send gives up after three seconds."""
+    from torch.distributed.distributed_c10d import _set_pg_timeout
 
-with distributed("cpu") as ranks:
-    ranks.barrier()
-    _set_pg_timeout(timedelta(seconds=3))
-    told = ranks.first(lambda: time.sleep(6) or "six seconds later")
-    _set_pg_timeout(timedelta(minutes=5))
-    assert ranks.first(lambda: ranks.rank) == 0
-    tell(ranks.rank, told)
-"""
+    with distributed("cpu") as ranks:
+        ranks.barrier()
+        _set_pg_timeout(timedelta(seconds=3))
+        told = ranks.first(lambda: time.sleep(6) or "six seconds later")
+        _set_pg_timeout(timedelta(minutes=5))
+        assert ranks.first(lambda: ranks.rank) == 0
+        (folder / f"rank{ranks.rank}").write_text(told)
 
-REPLICATED = """
-import warnings
-import torch
-from appa.training.distribution import distributed, replicate
 
-with distributed("cpu") as ranks, warnings.catch_warnings():
-    warnings.simplefilter("error", FutureWarning)
-    module = replicate(ranks, torch.nn.BatchNorm1d(1, affine=True))
-    assert not module.will_sync_module_buffers()
-    module(torch.full((2, 1), float(ranks.rank)))
-    # a tenth of the mean, each rank's its own
-    tell(ranks.rank, round(module.module.running_mean.item(), 3))
-"""
+def replicated(folder: Path) -> None:
+    with distributed("cpu") as ranks, warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        module = replicate(ranks, torch.nn.BatchNorm1d(1, affine=True))
+        assert not module.will_sync_module_buffers()  # type: ignore[operator]
+        module(torch.full((2, 1), float(ranks.rank)))
+        # a tenth of the mean, each rank's its own
+        mean = module.module.running_mean.item()  # type: ignore[union-attr]
+        (folder / f"rank{ranks.rank}").write_text(str(round(mean, 3)))
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("function", "told"),
     [
         # as statistics of a large store do
-        pytest.param(WAITING, ["six seconds later"] * 2, id="the first rank may take long"),
-        pytest.param(REPLICATED, ["0.0", "0.1"], id="buffers are not sent"),
+        pytest.param(waiting, ["six seconds later"] * 2, id="the first rank may take long"),
+        pytest.param(replicated, ["0.0", "0.1"], id="buffers are not sent"),
     ],
 )
-def test_two_processes(tmp_path, script, told):
-    (tmp_path / "script.py").write_text(TELL + script)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, str(tmp_path / "script.py")],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+def test_two_processes(tmp_path, function, told):
+    ranks(function, tmp_path)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == told
 
 

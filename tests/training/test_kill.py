@@ -6,15 +6,14 @@ Everything here runs `appa train` in processes of their own, on one thread of a 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,10 @@ from appa.tasks.folders import read_weights
 from appa.training.checkpoints import TENSORS, Checkpoints
 
 from .commands import (
-    ENVIRONMENT,
     appa,
-    command,
+    begin,
     same_weights,
+    slow_down,
     write_config,
     write_latents,
     write_run,
@@ -42,6 +41,7 @@ def train(network: str, folder: Path, run: Path) -> list:
     r"""The arguments of a training, which for a denoiser goes on in a run."""
     if network == "autoencoder":
         what = [folder / "tiny.yaml", "--data", folder / "store.zarr", "--out", run]
+        what += ["--logger", "none"]
     else:
         what = [write_run(run, folder / "tiny.yaml"), "--data", folder / "latents.zarr"]
     often = ["--every", 3, "--validate-every", STEPS[network], "--log-every", 2]
@@ -73,24 +73,11 @@ def straight(folder) -> Callable[[str], Path]:
 
 def kill(arguments: list, checkpoints: Path, beyond: int, delay: float) -> int:
     r"""Kills a training some time after it passed a step. Returns the step it stands at then."""
-    process = subprocess.Popen(
-        command(*arguments, slowly=True),
-        env=os.environ | ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        end = time.monotonic() + 120
-        while max(Checkpoints(checkpoints).steps(), default=0) <= beyond:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < end
-            time.sleep(0.001)
+    with begin(*arguments, before=slow_down) as process:
+        process.until(lambda: max(Checkpoints(checkpoints).steps(), default=0) > beyond)
         time.sleep(delay)
-    finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+        assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
     return max(Checkpoints(checkpoints).steps())
 
 
@@ -157,24 +144,15 @@ def test_a_full_disk(folder, straight):
     network, run, last = "denoiser", folder / "full", STEPS["denoiser"]
     shutil.copytree(straight(network), run)
     shutil.rmtree(run / "training" / network / "checkpoints" / f"step-{last:08d}")
-    before = (run / "denoiser.safetensors").read_bytes()
 
-    def fill() -> None:
-        # The system takes no file this large, as if there were no room for it.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before), len(before)))
-
+    # The system takes no file this large, as if there were no room for it.
+    size = (run / "denoiser.safetensors").stat().st_size
+    fill = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     arguments = train(network, folder, run)
-    done = subprocess.run(
-        command(*arguments),
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        preexec_fn=fill,
-    )
-    assert done.returncode == 2, done.stderr
-    assert f"error: disk full (File too large): the checkpoint of step {last} " in done.stderr
-    assert f"the last checkpoint, at step {last - 3}, is intact" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = appa(*arguments, status=2, before=fill)
+    assert f"error: disk full (File too large): the checkpoint of step {last} " in said
+    assert f"the last checkpoint, at step {last - 3}, is intact" in said
+    assert "Traceback" not in said
     weights = read_weights(run / "denoiser.safetensors")  # whole, and those of that checkpoint
     assert all(x.isfinite().all() for x in weights.values())
 

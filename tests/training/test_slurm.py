@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,11 @@ def test_sigterm_alone_waits_for_slurm(tmp_path):
 
 @pytest.mark.slow
 def test_training_as_a_job(tmp_path):
-    r"""Two ranks, preempted in the middle, end with the weights of two that were not."""
+    r"""Two ranks, preempted in the middle, end with the weights of two that were not, in no job."""
     from appa.training.checkpoints import Checkpoints
     from appa.training.start import start
 
+    from ..processes import ranks
     from .commands import same_weights, write_config, write_latents, write_run
 
     write_latents(tmp_path)
@@ -166,9 +168,7 @@ def test_training_as_a_job(tmp_path):
         write_run(tmp_path / name, tmp_path / "tiny.yaml")
     where = {"gpus_per_node": 0, "tasks_per_node": 2, "cluster": "local"}
 
-    run = tmp_path / "straight"
-    arguments = {"network": "denoiser", "run": str(run), **options}
-    submit(start, arguments, tmp_path / "logs", **where).results()
+    ranks(partial(start, network="denoiser", run=str(tmp_path / "straight"), **options))
 
     run = tmp_path / "job"
     arguments = {"network": "denoiser", "run": str(run), **options}

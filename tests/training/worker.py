@@ -1,8 +1,7 @@
-r"""What one rank of several does in the tests: run by `torchrun`, or called with one rank."""
+r"""What one rank of several does in the tests."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,3 @@ def main(folder: Path, out: Path) -> None:
             )
         if ranks.main:
             torch.save(found, out / "results.pt")
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))

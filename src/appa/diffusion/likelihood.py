@@ -2,8 +2,8 @@ r"""What is known of a window: observations :math:`y = \mathcal{A}(z) + \eta`.
 
 A likelihood gives the departure :math:`y - \mathcal{A}(z)`, which guidance differentiates, and a
 root :math:`L` of the covariance :math:`\Sigma_y = L L^\top` of :math:`\eta \sim \mathcal{N}(0,
-\Sigma_y)`, by the products of its inverse with vectors. Departures rather than values: those of angles turn around, and some are computed without
-the cancellation a difference would have.
+\Sigma_y)`, by the products of its inverse with vectors. Departures rather than values: those of
+angles turn around, and some are computed without the cancellation a difference would have.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ they need no padding, and a state rotated by :math:`f` pixels has the latent rot
 *halo*, as in the published weights, wraps :math:`f` more pixels around both sides before
 convolutions that see zeros beyond; latents then have two spare columns, and a seam whose error is
 bounded by what the halo keeps away.
+
+Many states are decoded a few at a time: what a layer gives of all of them would fill a device's
+memory, or its 32-bit indices, and makes nothing faster.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from .layers import Conv, Product, ResidualBlock, softclip
+from .layers import Conv, Jacobian, Product, ResidualBlock, gather, softclip, spread
 
 __all__ = ["Autoencoder", "Decoder", "Encoder"]
+
+AT_ONCE = 2**29  # numbers that a layer of the decoder gives at once, at most
 
 
 class EncoderLevel(nn.Module):
@@ -39,7 +45,7 @@ class EncoderLevel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.reduction > 1:
-            x = F.pixel_unshuffle(x, self.reduction)
+            x = gather(x, self.reduction)
         x = self.conv(x)
         for block in self.blocks:
             x = block(x)
@@ -61,22 +67,23 @@ class DecoderLevel(nn.Module):
             x = block(x)
         return self._spread(self.conv(x))
 
-    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
-        r"""The output, and the product with the Jacobian there."""
-        products: list[Product] = []
-        for block in self.blocks:
-            x, product = block.linearize(x)  # type: ignore[operator]
-            products.append(product)
+    def linearize(self, x: Tensor) -> tuple[Tensor, Jacobian]:
+        r"""The output, and the Jacobian there."""
+        x, inner = _chain([*self.blocks, self.conv], x)
 
         def product(dx: Tensor) -> Tensor:
-            for step in products:
-                dx = step(dx)
-            return self._spread(self.conv.linear(dx))
+            return self._spread(inner.product(dx))
 
-        return self._spread(self.conv(x)), product
+        def transposed(dy: Tensor) -> Tensor:
+            return inner.transposed(self._gather(dy))
+
+        return self._spread(x), Jacobian(product, transposed, inner.kept)
 
     def _spread(self, x: Tensor) -> Tensor:
-        return F.pixel_shuffle(x, self.expansion) if self.expansion > 1 else x
+        return spread(x, self.expansion) if self.expansion > 1 else x
+
+    def _gather(self, x: Tensor) -> Tensor:
+        return gather(x, self.expansion) if self.expansion > 1 else x
 
 
 class Encoder(nn.Module):
@@ -140,20 +147,9 @@ class Decoder(nn.Module):
             x = _call(level, x, self.checkpointing)
         return x
 
-    def linearize(self, z: Tensor) -> tuple[Tensor, Product]:
-        r"""The output, and the product with the Jacobian there."""
-        products: list[Product] = [self.conv.linear]
-        x = self.conv(z)
-        for level in self.levels:
-            x, product = level.linearize(x)  # type: ignore[operator]
-            products.append(product)
-
-        def product(dz: Tensor) -> Tensor:
-            for step in products:
-                dz = step(dz)
-            return dz
-
-        return x, product
+    def linearize(self, z: Tensor) -> tuple[Tensor, Jacobian]:
+        r"""The output, and the Jacobian there."""
+        return _chain([self.conv, *self.levels], z)
 
 
 class Autoencoder(nn.Module):
@@ -242,27 +238,62 @@ class Autoencoder(nn.Module):
         Returns:
             Standardized states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`.
         """
-        return self._cropped(self.decoder(z))
+        if len(z) <= self.at_once:
+            return self._cropped(self.decoder(z))
+        return torch.cat([self._cropped(self.decoder(part)) for part in z.split(self.at_once)])
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Product]:
         r"""Decodes, and linearizes the decoder around latents.
 
-        Products with the Jacobian :math:`\nabla D_\psi(z)` cost a decoding each, a third of what
-        automatic differentiation takes for them; those with its transpose are left to it.
+        Products with the Jacobian :math:`\nabla D_\psi(z)`, and with its transpose, cost a decoding
+        each: a third of what automatic differentiation takes for the former, and a third of the
+        memory for the latter.
 
         Arguments:
             z: Latents, with shape :math:`(B, c, h, w)`.
 
         Returns:
-            The states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`, and the products
-            :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
+            The states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`, whose gradients are the
+            products with the transpose (once: second derivatives are those of :meth:`decode`), and
+            the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
         """
-        x, product = self.decoder.linearize(z)
-        return self._cropped(x), lambda dz: self._cropped(product(dz))
+        with torch.no_grad():
+            parts = [self.decoder.linearize(part) for part in z.detach().split(self.at_once)]
+            x = _joined([self._cropped(y) for y, _ in parts])
+        jacobians = [jacobian for _, jacobian in parts]
+        kept = [y for jacobian in jacobians for y in jacobian.kept]
+        sizes = [len(y) for y, _ in parts]
+        del parts
+
+        def product(dz: Tensor) -> Tensor:
+            each = zip(jacobians, dz.split(sizes), strict=True)
+            return _joined([self._cropped(J.product(part)) for J, part in each])
+
+        def transposed(dx: Tensor) -> Tensor:
+            each = zip(jacobians, dx.split(sizes), strict=True)
+            return _joined([J.transposed(self._uncropped(part)) for J, part in each])
+
+        return _Decoded.apply(z, x, transposed, *kept), product  # type: ignore[return-value]
+
+    @property
+    def at_once(self) -> int:
+        r"""The number of states that are decoded at once."""
+        _, h, w = self.latent_shape
+        convs = [level.conv for level in self.decoder.levels]
+        numbers = [
+            h * w * 4**k * max(conv.in_channels, conv.out_channels)  # type: ignore[union-attr]
+            for k, conv in enumerate(convs)
+        ]
+        return max(1, AT_ONCE // max(numbers))
 
     def _cropped(self, x: Tensor) -> Tensor:
         (top, _, left, _), (h, w) = self.padding, self.shape
         return x[..., top : top + h, left : left + w]
+
+    def _uncropped(self, x: Tensor) -> Tensor:
+        top, bottom, left, right = self.padding
+        x = F.pad(x, (left, right, top, bottom)) if any(self.padding) else x
+        return x.contiguous(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         r"""Reconstructs states from their latents, :math:`D_\psi(E_\psi(x) + \sigma_z \epsilon)`.
@@ -281,3 +312,43 @@ def _call(module: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:
         # nothing is random: there is no state to keep, which a CUDA graph could not
         return checkpoint(module, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
     return module(x)
+
+
+def _chain(modules: Sequence[nn.Module], x: Tensor) -> tuple[Tensor, Jacobian]:
+    r"""The output of modules one after another, and the Jacobian there."""
+    jacobians: list[Jacobian] = []
+    for module in modules:
+        x, jacobian = module.linearize(x)  # type: ignore[operator]
+        jacobians.append(jacobian)
+
+    def product(dx: Tensor) -> Tensor:
+        for jacobian in jacobians:
+            dx = jacobian.product(dx)
+        return dx
+
+    def transposed(dy: Tensor) -> Tensor:
+        for jacobian in reversed(jacobians):
+            dy = jacobian.transposed(dy)
+        return dy
+
+    return x, Jacobian(product, transposed, tuple(y for j in jacobians for y in j.kept))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+class _Decoded(torch.autograd.Function):
+    r"""States that were decoded, with gradients by given products."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, x: Tensor, transposed: Product, *kept: Tensor) -> Tensor:
+        ctx.transposed, ctx.dtype = transposed, z.dtype
+        ctx.save_for_backward(*kept)  # so that whoever counts what graphs keep sees it
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dx: Tensor) -> tuple[Tensor | None, ...]:
+        nothing = [None] * (2 + len(ctx.saved_tensors))
+        return ctx.transposed(dx).to(ctx.dtype), *nothing

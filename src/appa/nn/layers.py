@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -13,15 +14,31 @@ from torch import Tensor
 __all__ = [
     "ChannelNorm",
     "Conv",
+    "Jacobian",
     "Product",
     "ResidualBlock",
     "Rotation",
     "SineEncoding",
+    "gather",
+    "gather_last",
     "softclip",
+    "spread",
+    "spread_last",
 ]
 
-#: A product with a Jacobian, :math:`dx \mapsto J \, dx`.
+#: A product with a Jacobian, :math:`dx \mapsto J \, dx`, or its transpose.
 Product = Callable[[Tensor], Tensor]
+
+
+class Jacobian(NamedTuple):
+    r"""A Jacobian :math:`J`, known by its products."""
+
+    product: Product
+    r"""The products :math:`dx \mapsto J \, dx`."""
+    transposed: Product
+    r"""The products :math:`dy \mapsto J^\top dy`."""
+    kept: tuple[Tensor, ...] = ()
+    r"""The activations that both are computed from."""
 
 
 class Conv(nn.Conv2d):
@@ -50,9 +67,20 @@ class Conv(nn.Conv2d):
         """
         return self._conv_forward(self._closed(x), self.weight, self.bias)
 
-    def linear(self, dx: Tensor) -> Tensor:
-        r"""The product with its Jacobian: the convolution without the bias."""
-        return self._conv_forward(self._closed(dx), self.weight, None)
+    def linearize(self, x: Tensor) -> tuple[Tensor, Jacobian]:
+        r"""The output, and the Jacobian: the convolution without the bias.
+
+        Its transpose is a convolution too, with weights turned by 180° and inputs and outputs
+        exchanged: zeros and circles are the same from both sides.
+        """
+        y = self(x)
+        weight = self.weight.detach().to(y.dtype)  # which is half precision's where it is mixed
+        turned = weight.flip(2, 3).transpose(0, 1)
+        turned = turned.contiguous(memory_format=torch.channels_last)
+        return y, Jacobian(lambda dx: self._linear(dx, weight), lambda dy: self._linear(dy, turned))
+
+    def _linear(self, dx: Tensor, weight: Tensor) -> Tensor:
+        return self._conv_forward(self._closed(dx.to(weight.dtype)), weight, None)
 
     def _closed(self, x: Tensor) -> Tensor:
         if not self.circular:
@@ -78,22 +106,21 @@ class ChannelNorm(nn.Module):
         variance, mean = torch.var_mean(x, dim=1, keepdim=True)
         return (x - mean) * torch.rsqrt(variance + self.eps)
 
-    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
-        r"""The output, and the product with the Jacobian there.
+    def linearize(self, x: Tensor) -> tuple[Tensor, Jacobian]:
+        r"""The output, and the Jacobian there, which is symmetric.
 
         .. math:: dy = \frac{dx - \mathbb{E}[dx]}{s} - \frac{y}{s} \, \frac{y^\top dx}{C - 1}
             \, , \qquad s^2 = \mathbb{V}[x] + \epsilon
         """
         variance, mean = torch.var_mean(x, dim=1, keepdim=True)
-        scale = torch.rsqrt(variance + self.eps)
-        y = (x - mean) * scale
-        kept, factor = y.detach(), scale.detach()
+        factor = torch.rsqrt(variance + self.eps)
+        y = (x - mean) * factor
 
         def product(dx: Tensor) -> Tensor:
-            along = (kept * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
-            return (dx - dx.mean(dim=1, keepdim=True) - kept * along) * factor
+            along = (y * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
+            return (dx - dx.mean(dim=1, keepdim=True) - y * along) * factor
 
-        return y, product
+        return y, Jacobian(product, product, (y, factor))
 
 
 class ResidualBlock(nn.Module):
@@ -117,17 +144,58 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv2(F.silu(self.conv1(self.norm(x))))
 
-    def linearize(self, x: Tensor) -> tuple[Tensor, Product]:
-        r"""The output, and the product with the Jacobian there."""
-        y, normed = self.norm.linearize(x)
-        y = self.conv1(y)
-        share = torch.sigmoid(y.detach())
-        slope = share * (1 + y.detach() * (1 - share))
+    def linearize(self, x: Tensor) -> tuple[Tensor, Jacobian]:
+        r"""The output, and the Jacobian there.
+
+        It takes what the norm gives and the slope of the activation, a third of what automatic
+        differentiation would keep.
+        """
+        y, norm = self.norm.linearize(x)
+        y, conv1 = self.conv1.linearize(y)
+        share = torch.sigmoid(y)
+        slope = share * (1 + y * (1 - share))
+        y, conv2 = self.conv2.linearize(F.silu(y))
 
         def product(dx: Tensor) -> Tensor:
-            return dx + self.conv2.linear(slope * self.conv1.linear(normed(dx)))
+            return dx + conv2.product(slope * conv1.product(norm.product(dx)))
 
-        return x + self.conv2(F.silu(y)), product
+        def transposed(dy: Tensor) -> Tensor:
+            return dy + norm.transposed(conv1.transposed(slope * conv2.transposed(dy)))
+
+        return x + y, Jacobian(product, transposed, (*norm.kept, slope))
+
+
+def spread(x: Tensor, factor: int) -> Tensor:
+    r"""Moves channels :math:`(B, C f^2, H, W)` into pixels :math:`(B, C, f H, f W)`.
+
+    As :func:`torch.nn.functional.pixel_shuffle`, which keeps the memory format on CPUs only: all
+    that follows would then be converted at every convolution.
+    """
+    if x.is_cpu or not x.is_contiguous(memory_format=torch.channels_last):
+        return F.pixel_shuffle(x, factor)
+    return spread_last(x, factor)
+
+
+def gather(x: Tensor, factor: int) -> Tensor:
+    r"""Moves pixels :math:`(B, C, f H, f W)` into channels :math:`(B, C f^2, H, W)`, see
+    :func:`spread`."""
+    if x.is_cpu or not x.is_contiguous(memory_format=torch.channels_last):
+        return F.pixel_unshuffle(x, factor)
+    return gather_last(x, factor)
+
+
+def spread_last(x: Tensor, factor: int) -> Tensor:
+    r"""The same with channels last in memory, before and after."""
+    x = x.movedim(1, -1).unflatten(-1, (-1, factor, factor))  # (B, H, W, C, f, f)
+    x = x.permute(0, 1, 4, 2, 5, 3).flatten(3, 4).flatten(1, 2)
+    return x.movedim(-1, 1)
+
+
+def gather_last(x: Tensor, factor: int) -> Tensor:
+    r"""The same with channels last in memory, before and after."""
+    x = x.movedim(1, -1).unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
+    x = x.permute(0, 1, 3, 5, 2, 4).flatten(3)  # (B, H, W, C, f, f)
+    return x.movedim(-1, 1)
 
 
 def softclip(x: Tensor, bound: float) -> Tensor:

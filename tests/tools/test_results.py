@@ -1,0 +1,225 @@
+r"""The results page's driver: the same answers as the tasks give, whenever it is interrupted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import appa
+from appa.data import climatology as climatologies
+from appa.data.netcdf import load
+from appa.errors import DataError, StoreError
+from appa.evaluation.anomalies import estimate
+from appa.evaluation.ensembles import averages
+from appa.observations.networks import named_network
+from appa.tasks.simulated import synthesize
+
+from ..evaluation.worlds import (
+    GRID,
+    SPREAD,
+    climatology,
+    dataset,
+    memory,
+    season,
+    stretches,
+    untrained,
+)
+
+pytest.importorskip("ducc0")
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not know what its decoder:UserWarning")
+
+TOOLS = Path(__file__).parents[2] / "tools"
+STEPS, ITERATIONS, MEMBERS, STATIONS = 2, 3, 4, 6
+OPTIONS = [
+    *("--dates", "2", "--members", str(MEMBERS), "--stations", str(STATIONS)),
+    *("--set", f"steps={STEPS}", "--set", f"iterations={ITERATIONS}", "--set", "tolerance=0.0"),
+    *("--windows", "8,2", "--source", "8", "--leads", "1,3,6", "--device", "cpu"),
+    *("--variations", "sda,stations-by-4", "--each", "2"),
+]
+
+
+@pytest.fixture
+def tools(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    r"""A model with random weights, a truth in three stretches, and its climatology."""
+    folder = tmp_path_factory.mktemp("results")
+    untrained().save(folder / "model")
+    times = stretches(3, 16, "2004-02-01")
+    x = SPREAD * memory(3, 16, 0.9, 0) + season(times)[..., None, None, None]
+    ds = dataset(x.reshape(-1, 4, *GRID.shape), times.ravel())
+    ds["land_sea_mask"] = (("latitude", "longitude"), np.zeros(GRID.shape, np.float32))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Consolidated metadata")
+        ds.to_zarr(folder / "store.zarr")
+    climatologies.save(climatology(), folder / "climatology.nc")
+    times = stretches(8, 24, "2001-02-01")
+    x = SPREAD * memory(8, 24, 0.9, 1) + season(times)[..., None, None, None]
+    past = dataset(x.reshape(-1, 4, *GRID.shape), times.ravel())
+    options = {"modes": 2, "waves": 2, "lags": 3, "seasons": 0, "every": 6}
+    estimate(past, climatology(), **options).save(folder / "covariance.nc")
+    return folder
+
+
+def arguments(world: Path, out: Path) -> list[str]:
+    where = [str(world / "model"), str(world / "store.zarr"), "--out", str(out)]
+    for name in ("climatology", "covariance"):
+        where += [f"--{name}", str(world / f"{name}.nc")]
+    return [*where, *OPTIONS]
+
+
+@pytest.fixture
+def run(world, tools):
+    def call(out: Path, *more: str) -> None:
+        tools("results").main([*arguments(world, out), *more])
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    r"""All of it, in one go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TOOLS))
+        out = tmp_path_factory.mktemp("whole") / "out"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            importlib.import_module("results").main(arguments(world, out))
+    return out
+
+
+def products(out: Path) -> dict[str, Path]:
+    return {str(p.relative_to(out)): p for p in sorted(out.glob("parts/*/*.nc"))}
+
+
+def test_interrupted_and_moved(run, whole, tools, tmp_path, monkeypatch):
+    r"""A run that is interrupted, packed and goes on elsewhere ends with the same files."""
+    results, told = tools("results"), []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    few = ("--only", "reanalysis-2,baselines,prior,v-sda")
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "tell", tell)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "a", *few)
+    volumes = tools("results_files").pack(tmp_path / "a", tmp_path / "packed", 10_000)
+    begun = products(tmp_path / "a")
+    assert len(begun) == 4  # of two jobs
+    assert len(volumes) > 1
+    assert all(path.stat().st_size < 10_000 for path in volumes)
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "tell", told.append)
+        run(tmp_path / "b", *few, "--resume", *map(str, volumes))
+    # what is there is not done again; the second date has no variations
+    jobs = [re.sub(r":.*", "", line) for line in told]
+    assert len(set(jobs)) == len(jobs) == 4 + 3
+
+    expected, found = products(whole), products(tmp_path / "b")
+    assert len(found) == 6 + 5
+    kind = tools("results_plan").KIND
+    for name, path in found.items():
+        one, other = (load(p, kind) for p in (path, expected[name]))
+        xr.testing.assert_equal(one, other)
+        for ds in (one, other):
+            ds.attrs.pop("seconds", None)
+        assert one.attrs == other.attrs
+
+    with pytest.raises(StoreError, match="members"):
+        run(tmp_path / "b", "--members", "5")
+
+
+def test_as_the_tasks_draw(world, whole, tools):
+    r"""Means are those of the public tasks' ensembles, and passes those of the formulas."""
+    kind = tools("results_plan").KIND
+    model, store = appa.load(str(world / "model")), appa.open_store(str(world / "store.zarr"))
+    now = np.datetime64(json.loads((whole / "about.json").read_text())["dates"][0], "ns")
+    hour = np.timedelta64(1, "h")
+    truth = store.sel(time=slice(now - 7 * hour, now))
+    seen = synthesize(model, truth, named_network(GRID, stations=STATIONS), 0)
+    options = {"members": MEMBERS, "steps": STEPS, "iterations": ITERATIONS, "tolerance": 0.0}
+    analysis = model.reanalysis(seen, now - 7 * hour, 8, **options)
+    forecast = model.forecast(analysis, 6, **options)
+    full = model.forecast(truth, 6, **options)
+    folder = whole / "parts" / str(now.astype("datetime64[h]"))
+    for product, ensemble in (
+        ("reanalysis-8", analysis),
+        ("forecast", forecast.sel(time=now + hour * np.array([1, 3, 6]))),
+        ("forecast-full", full.sel(time=now + hour * np.array([1, 3, 6]))),
+    ):
+        found = load(folder / f"{product}.nc", kind)
+        expected = averages(ensemble.drop_vars("latents"), store)
+        for name in ("squared_error", "variance", "crps"):
+            # files are in single precision
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=product)
+
+    cost, short = (load(folder / f"reanalysis-{h}.nc", kind).attrs for h in (8, 2))
+    for found, hours in ((cost, 8), (short, 2)):
+        assert found["denoiser"] == STEPS * (ITERATIONS + 2)
+        assert found["decoder"] == hours * STEPS * (2 * ITERATIONS + 2)
+        assert found["products"] == STEPS * ITERATIONS
+    sda = load(folder / "v-sda.nc", kind).attrs
+    assert (sda["denoiser"], sda["products"]) == (STEPS * 2, 0)
+
+
+def test_page(whole, tools, tmp_path, capsys):
+    r"""Tables quote what was scored, words by hand stay, and every figure can be drawn."""
+    pytest.importorskip("matplotlib")
+    page = tools("results_page")
+    page.main([str(whole), "--out", str(tmp_path), "--figures", "spectra"])
+    assert "assimilation-spectra.png" in capsys.readouterr().out
+    text = (tmp_path / "assimilation.md").read_text()
+    kind = tools("results_plan").KIND
+    last = [load(p, kind).isel(time=-1, region=0) for p in whole.glob("parts/*/reanalysis-2.nc")]
+    error = np.mean([float(ds["squared_error"].sel(channel="t2m")) for ds in last])
+    table = text.split("filter, the last hour: skill")[1]
+    told = re.search(r"\| 2 h \| [^|]* \| ([\d.]+) \(", table)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(np.sqrt(error), abs=0.06)
+    assert "| filter, CRPS | " in text.split("against optimal interpolation")[1]
+    assert "| sda | guidance |" in text
+    assert "| stations ÷ 4 | network |" in text
+
+    results = tools("results_scores").Results(whole)
+    drawn = {name: draw() for name, draw in tools("results_figures").figures(results).items()}
+    shown = set(re.findall(r"\(figures/assimilation-(.*?)\.png\)", text))
+    assert set(drawn) == shown - {"balances"}  # of which this world has not the variables
+    assert all(figure.axes for figure in drawn.values())
+
+    changed = text.replace("## Forecasts", "## Forecasts, by hand")
+    assert page.fill(changed, results) == changed
+
+
+def test_dates(tools):
+    r"""Dates share no hour or trajectory, lie in the split, and more of them begin alike."""
+    results, hour = tools("results"), np.timedelta64(1, "h")
+    times = stretches(6, 40, "2004-01-03").ravel()
+    # the third stretch is of two trajectories
+    trajectory = np.repeat(np.arange(6), 40) + 10 * (np.arange(240) // 20 == 5)
+    store = xr.Dataset(coords={"time": times.astype("datetime64[ns]")})
+    store = store.assign_coords(trajectory=("time", trajectory))
+    chosen = results.choose_dates(store, 10, 6, 8, "2004-01-04", "2004-12-31")
+    assert chosen[:3] == results.choose_dates(store, 10, 6, 3, "2004-01-04", "2004-12-31")
+    spans = np.stack([now + hour * np.arange(-9, 7) for now in chosen])
+    assert len(np.unique(spans)) == spans.size
+    assert np.isin(spans, store["time"].values).all()
+    for span in spans:
+        assert len(np.unique(store["trajectory"].sel(time=span))) == 1
+    assert (spans >= np.datetime64("2004-01-04")).all()
+    assert len(np.unique(np.asarray(chosen).astype("datetime64[h]").astype(int) % 24)) > 4
+    with pytest.raises(DataError, match="the store has 12 dates"):
+        results.choose_dates(store, 10, 6, 13, "2004-01-01", "2004-12-31")

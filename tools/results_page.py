@@ -1,0 +1,314 @@
+r"""Makes the tables and figures of `docs/results/assimilation.md` from what `results.py` scored.
+
+    python tools/results_page.py work/results
+    python tools/results_page.py packed/results-*.zip --out docs/results
+
+Every number in a table of that page comes from here. A table stands between the comments
+`begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
+there yet begins as `tools/results_page.md`.
+
+The channel *all* is the mean over channels of squared errors, variances and CRPS, each in units of
+the climatology's of the same dates, the prescribed sea surface temperature left out: 1 is what one
+knows without observations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from prior_page import number, table
+from results_figures import SYSTEMS, calibrated, figures
+from results_files import unpack
+from results_scores import ALL, Results, concat
+
+from appa.evaluation.comparison import compare
+from appa.evaluation.dates import over_dates
+from appa.evaluation.scores import pool
+from appa.plots.curves import look_of
+from appa.plots.saving import save
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+TEMPLATE = Path(__file__).with_suffix(".md")
+FORECAST = ("t2m", "z500")  # channels of the table of forecasts
+TOLD = (6, 24, 48, 72)  # lead times of tables
+SCORES = {"skill": "skill", "crps": "CRPS", "ratio": "spread / skill"}
+
+
+# ---------------------------------------------------------------- tables
+
+
+def span(at: xr.Dataset, score: str) -> str:
+    r"""A score with its interval, in the unit shown."""
+    scale = 1.0 if score == "ratio" else look_of(at)[0]
+    value = scale * float(at[score])
+    digits = _digits(value)
+    told = number(value, digits)
+    if f"{score}_low" not in at or not np.isfinite(at[f"{score}_low"]):
+        return told
+    low, high = (number(scale * float(at[f"{score}_{end}"]), digits) for end in ("low", "high"))
+    return f"{told} ({low}–{high})"
+
+
+def change(found: xr.Dataset, channel: str, score: str = "crps") -> str:
+    r"""A difference in percent with its interval, bold where it is real."""
+    at = found.isel(region=0).sel(channel=channel)
+    base = float(at[f"{score}_a"])
+    words = [f"{score}_{key}" for key in ("difference", "low", "high")]
+    d, low, high = (number(100 * float(at[w]) / base, 1) for w in words)
+    told = f"{d} % ({low} to {high})" if low != "·" else f"{d} %"
+    return f"**{told}**" if bool(at[f"{score}_real"]) else told
+
+
+def _digits(value: float) -> int:
+    if not np.isfinite(value) or value == 0:
+        return 2
+    return int(np.clip(2 - np.floor(np.log10(abs(value))), 0, 4))
+
+
+def heads(results: Results, channels: Sequence[str], score: str) -> list[str]:
+    r"""Channels with their units."""
+    sample = next(iter(results.of(results.main).values()))
+    found = []
+    for channel in channels:
+        unit = look_of(sample.sel(channel=channel))[1]
+        found.append(channel if score == "ratio" or channel == ALL else f"{channel}, {unit}")
+    return found
+
+
+def about(results: Results) -> str:
+    told = results.about
+    found = sorted(results.parts[results.main])
+    years = sorted({int(str(now.astype("datetime64[Y]"))) for now in found})
+    rows = [
+        ["model", f"{told['model']} (appa {told['version']})"],
+        ["dates", f"{len(found)}, of {len(years)} held-out members ({years[0]}–{years[-1]})"],
+        ["members of an ensemble", str(told["members"])],
+        ["stations, satellites", f"{told['stations']}, {told['satellites']}"],
+        ["device", f"{told['device']}, {told['processes']} processes at a time"],
+    ]
+    keys = ("sampler", "steps", "guidance", "solver", "iterations", "tolerance", "representation")
+    rows.append(["settings", ", ".join(f"{k} {told['settings'][k]}" for k in keys)])
+    return table(("what", "which"), rows)
+
+
+def windows(results: Results) -> str:
+    parts = []
+    for words, last in (("reanalysis, all hours", False), ("filter, the last hour", True)):
+        scores = results.by_window(last).isel(region=0)
+        for score in ("skill", "crps", "ratio"):
+            rows = []
+            for hours in scores["lead_time"].values:
+                at = scores.sel(lead_time=hours)
+                cells = [span(at.sel(channel=c), score) for c in results.shown]
+                rows.append([f"{hours:.0f} h", *cells])
+            header = [f"{words}: {SCORES[score]}", *heads(results, results.shown, score)]
+            parts.append(table(header, rows))
+    return "\n".join(parts)
+
+
+def saturation(results: Results) -> str:
+    r"""What the next longer window changes, of the same last hour."""
+    rows, lengths = [], results.windows
+    for a, b in itertools.pairwise(lengths):
+        found = compare(*(results.runs(f"reanalysis-{h}", last=True) for h in (a, b)))
+        rows.append([f"{a} → {b} h", *(change(found, c) for c in results.shown)])
+    return table(["CRPS of the filter", *results.shown], rows)
+
+
+def forecasts(results: Results) -> str:
+    scores = {k: results.by_lead(p) for k, p in SYSTEMS.items() if p in results.parts}
+    first = next(iter(scores.values()), None)
+    if first is None:
+        return "\n"
+    leads = [h for h in TOLD if h in first["lead_time"].values] or first["lead_time"].values[-1:]
+    parts = []
+    for channel in [c for c in (ALL, *FORECAST) if c in results.shown]:
+        for score in ("crps", "skill"):
+            rows = [
+                [name, *(span(_at(ds, h, channel), score) for h in leads)]
+                for name, ds in scores.items()
+            ]
+            head = heads(results, [channel], score)[0]
+            header = [f"{SCORES[score]}, {head}", *(f"{h:.0f} h" for h in leads)]
+            parts.append(table(header, rows))
+    return "\n".join(parts)
+
+
+def _at(scores: xr.Dataset, lead: float, channel: str) -> xr.Dataset:
+    return scores.isel(region=0).sel(lead_time=lead, channel=channel)
+
+
+def spread(results: Results) -> str:
+    r"""Spread over skill of analyses and forecasts."""
+    columns: dict[str, xr.Dataset] = {}
+    for words, last in (("reanalysis", False), ("filter", True)):
+        by = results.by_window(last).sel(lead_time=results.first)
+        columns[f"{words}, {results.first} h"] = by
+    for name in ("forecast", "full-state"):
+        if SYSTEMS[name] in results.parts:
+            by = results.by_lead(SYSTEMS[name])
+            for lead in [h for h in TOLD if h in by["lead_time"].values]:
+                columns[f"{name}, +{lead} h"] = by.sel(lead_time=lead)
+    rows = [
+        [c, *(span(ds.isel(region=0).sel(channel=c), "ratio") for ds in columns.values())]
+        for c in results.shown
+    ]
+    return table(["spread / skill", *columns], rows)
+
+
+def ranks(results: Results) -> str:
+    rows = []
+    for words, product in (("analysis", "ranks"), ("interpolation", "interpolation-ranks")):
+        found = calibrated(results, f"{product}-{results.first}")
+        if found is None:
+            continue
+        found = found.isel(region=0)
+        for channel in found["channel"].values:
+            at = found.sel(channel=channel)
+            share, meant = (
+                at[k].sel(interval=0.8).item() for k in ("coverage", "coverage_expected")
+            )
+            tests = [f"{number(at[k].item(), 2)} ({_p(at[f'p_{k}'].item())})"
+                     for k in ("bias", "dispersion")]  # fmt: skip
+            covered = f"{100 * share:.0f} % ({100 * meant:.0f} %)"
+            rows.append([f"{words}, {channel}", *tests, _p(at["p"].item()), covered])
+    header = ("ranks", "bias (p)", "dispersion (p)", "p, uniform", "coverage (expected)")
+    return table(header, rows)
+
+
+def _p(value: float) -> str:
+    return "·" if not np.isfinite(value) else "< 0.001" if value < 1e-3 else f"{value:.3f}"
+
+
+def interpolation(results: Results) -> str:
+    product = f"interpolation-{results.first}"
+    if product not in results.parts:
+        return "\nNo covariance was given.\n\n"
+    found = compare(results.runs(product), results.runs(results.main))
+    last = compare(results.runs(product, last=True), results.runs(results.main, last=True))
+    rows = []
+    for words, ds in (("reanalysis", found), ("filter", last)):
+        for score in ("skill", "crps"):
+            cells = [change(ds, c, score) for c in results.shown]
+            rows.append([f"{words}, {SCORES[score]}", *cells])
+    return table(["against optimal interpolation", *results.shown], rows)
+
+
+def variations(results: Results) -> str:
+    r"""Skill, CRPS, ratio and cost of variations, beside the run they are compared with."""
+    known = {results.main: ("as it is set", "", results.first)}
+    for product, name, group, hours in results.about["variations"]:
+        known[product] = (name, group, hours)
+        if f"reanalysis-{hours}" not in known and hours != results.first:
+            known[f"reanalysis-{hours}"] = (f"as it is set, {hours} h", "", hours)
+    order = sorted(known, key=lambda p: (known[p][2] != results.first, known[p][2]))
+    channel, rows = results.shown[0], []
+    for product in order:
+        name, group, hours = known[product]
+        if results.diverged.get(product):
+            name += f" (diverged at {results.diverged[product]} dates)"
+        if product not in results.parts:
+            if results.diverged.get(product):
+                rows.append([name, group, *["·"] * 8])
+            continue
+        reference, runs = f"reanalysis-{hours}", results.runs(product)
+        beside = reference
+        if product == reference:  # of the dates and hours that variations have
+            same = [p for p in order if known[p][2] == hours and p in results.parts]
+            beside = next((p for p in same if p != reference), reference)
+        found = compare(results.runs(beside), runs).isel(region=0)
+        at = found.sel(channel=channel)
+        scale = look_of(runs.sel(channel=channel))[0]
+        values = [(scale if s != "ratio" else 1.0) * float(at[f"{s}_b"]) for s in SCORES]
+        cells = [number(v, _digits(v)) for v in values]
+        delta = "" if product == reference else change(found.expand_dims("region"), channel)
+        cells.insert(2, delta)
+        costs = [ds.attrs for ds in results.parts[product].values()]
+        for key, digits in (("denoiser", 0), ("decoder", 0), ("seconds", 2)):
+            value = float(np.mean([c[key] / (c["processes"] if key == "seconds" else 1)
+                                   for c in costs]))  # fmt: skip
+            cells.append(number(value, digits))
+        rows.append([name, group, *cells, str(found.attrs["dates"])])
+    unit = heads(results, [channel], "crps")[0]
+    header = ["variation", "of", f"skill, {unit}", "CRPS", "CRPS against as set"]
+    header += ["spread / skill", "denoiser passes", "decoder passes", "s", "dates"]
+    return table(header, rows)
+
+
+def reconstruction(results: Results) -> str:
+    r"""The error that the decoder has of the truth itself, where a full-state forecast starts."""
+    if "decoder" not in results.parts:
+        return "\n"
+    scores = over_dates(
+        concat(
+            [
+                pool(ds).expand_dims(init_time=[now], lead_time=[0.0])
+                for now, ds in results.of("decoder").items()
+            ],
+            "init_time",
+        ).transpose("region", "init_time", "lead_time", "channel")
+    )
+    cells = [span(_at(scores, 0.0, c), "skill") for c in results.shown]
+    header = ["the truth, encoded and decoded", *heads(results, results.shown, "skill")]
+    return table(header, [["skill", *cells]])
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "about": about,
+    "windows": windows,
+    "saturation": saturation,
+    "reconstruction": reconstruction,
+    "forecasts": forecasts,
+    "spread": spread,
+    "ranks": ranks,
+    "interpolation": interpolation,
+    "variations": variations,
+}
+
+
+# ---------------------------------------------------------------- the page
+
+
+def fill(text: str, results: Results) -> str:
+    r"""A page with its tables made anew."""
+    for name, make in TABLES.items():
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        made = make(results)
+        text, found = re.subn(pattern, lambda m, t=made: m[1] + t + m[2], text, flags=re.DOTALL)
+        if found != 1:
+            raise SystemExit(f"the page has {found} places for the table {name!r}, expected one")
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path, help="a folder, or its archives")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the page")
+    parser.add_argument("--figures", help="names, with commas; all by default, `none` for none")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.results[0].is_dir():
+            results = Results(args.results[0])
+        else:
+            unpack(args.results, Path(folder))
+            results = Results(Path(folder))
+    page = args.out / "assimilation.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    text = (page if page.exists() else TEMPLATE).read_text()
+    page.write_text(fill(text, results))
+    for name, draw in figures(results).items():
+        if args.figures is None or name in args.figures.split(","):
+            path = args.out / "figures" / f"assimilation-{name}.png"
+            print(f"{path.name}: {save(draw(), path) / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
