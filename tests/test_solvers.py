@@ -21,7 +21,7 @@ def product(A):
 @pytest.mark.parametrize(("solver", "symmetric"), [(gmres, False), (gmres, True), (cg, True)])
 def test_solutions(solver, symmetric):
     A, b = system(3, 40, symmetric)
-    x, residual, iterations = solver(product(A), b, iterations=80, tolerance=1e-10)
+    x, residual, iterations, _ = solver(product(A), b, iterations=80, tolerance=1e-10)
     assert torch.allclose(x, torch.linalg.solve(A, b), rtol=0, atol=1e-8)
     assert residual.max() <= 1e-10
     assert iterations <= 40
@@ -34,11 +34,29 @@ def test_solutions(solver, symmetric):
 def test_the_residual_told_is_the_one_there_is(name):
     A, b = system(2, 60, symmetric=True)
     for n in (1, 2, 5):
-        x, residual, iterations = SOLVERS[name](product(A), b, iterations=n)
+        x, residual, iterations, _ = SOLVERS[name](product(A), b, iterations=n)
         left = (b - product(A)(x)).norm(dim=1) / b.norm(dim=1)
         assert iterations == n
         assert torch.allclose(left, residual, rtol=1e-8)
         assert residual.min() > 1e-3
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("iterations", [1, 3, 80])
+def test_an_image_is_that_of_the_solution(name, iterations):
+    r"""Of members that stop by themselves, too."""
+    A, b = system(3, 40, symmetric=True)
+    b[2] = 0
+    C = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def both(v):
+        return product(A)(v), torch.einsum("cdn,bn->bcd", C, v)
+
+    found = SOLVERS[name](both, b, iterations=iterations, tolerance=1e-8)
+    expected = SOLVERS[name](product(A), b, iterations=iterations, tolerance=1e-8)
+    assert torch.equal(found.x, expected.x)
+    assert expected.image is None
+    assert torch.allclose(found.image, torch.einsum("cdn,bn->bcd", C, found.x), atol=1e-12)
 
 
 def test_gmres_is_the_least_residual_of_its_space():
@@ -49,7 +67,7 @@ def test_gmres_is_the_least_residual_of_its_space():
         krylov.append(A[0] @ krylov[-1])
     K = torch.stack(krylov, dim=1)
     y = torch.linalg.lstsq(A[0] @ K, b[0][:, None]).solution
-    x, _, _ = gmres(product(A), b, iterations=4)
+    x, _, _, _ = gmres(product(A), b, iterations=4)
     assert torch.allclose(x[0], (K @ y)[:, 0], rtol=0, atol=1e-9)
 
 
@@ -71,7 +89,7 @@ def test_a_member_does_not_depend_on_the_others(name):
 def test_nothing_to_solve(name, dtype):
     b = torch.zeros(2, 5, dtype=dtype)
     b[1, 0] = 1
-    x, residual, _ = SOLVERS[name](lambda v: v, b, iterations=3, tolerance=1e-6)
+    x, residual, _, _ = SOLVERS[name](lambda v: v, b, iterations=3, tolerance=1e-6)
     assert torch.equal(x, b)
     assert residual.tolist() == [0, 0]
 

@@ -158,7 +158,7 @@ class Draws:
         with Meter(model) as meter:
             begun = time.perf_counter()
             for members in chunks:
-                guidance.residual, guidance.products = 0.0, 0
+                guidance.forget()
                 with fast(plan.tf32):
                     z = posterior.draw(members, plan.seed, batch=len(members))
                 if not bool(torch.isfinite(z).all()):

@@ -2,8 +2,11 @@ r"""Solvers of linear systems :math:`A x = b` known by products with :math:`A`.
 
 Both run for a number of iterations or until the residual
 :math:`\| b - A x \| \leq \epsilon \, \| b \|`, and say how large it is. Each member of a batch
-stops by itself, so that its solution does not depend on the others. (:mod:`azula.linalg.solve` has
-the same methods for a fixed number of iterations, without residuals.)
+stops by itself, so that its solution does not depend on the others. Where products with :math:`A`
+are made of those with another matrix, :math:`A = D C`, both may be given: a solution is a sum of
+vectors that were multiplied, and :math:`C x` is that of their products.
+(:mod:`azula.linalg.solve` has the same methods for a fixed number of iterations, without
+residuals.)
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["SOLVERS", "Solution", "cg", "gmres"]
+__all__ = ["SOLVERS", "Product", "Solution", "cg", "gmres"]
+
+#: The products :math:`A x`, with shape :math:`(B, N)`, and those :math:`C x`, with shape
+#: :math:`(B, *)`, if any.
+Product = Callable[[Tensor], "Tensor | tuple[Tensor, Tensor]"]
 
 
 class Solution(NamedTuple):
@@ -26,11 +33,11 @@ class Solution(NamedTuple):
     r"""The residual :math:`\| b - A x \| / \| b \|`, with shape :math:`(B)`."""
     iterations: int
     r"""The number of products with :math:`A`."""
+    image: Tensor | None = None
+    r"""The product :math:`C x`, where :math:`A` gives those with some :math:`C` too."""
 
 
-def gmres(
-    A: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 2, tolerance: float = 0.0
-) -> Solution:
+def gmres(A: Product, b: Tensor, iterations: int = 2, tolerance: float = 0.0) -> Solution:
     r"""Generalized minimal residuals: :math:`A` may be non-symmetric.
 
     Arguments:
@@ -51,9 +58,11 @@ def gmres(
     rotations: list[tuple[Tensor, Tensor]] = []
     residual = torch.ones_like(norm)
     going, done = norm > 0, 0
+    images: list[Tensor] = []
 
     for j in range(iterations):
-        w = A(basis[j])
+        w, image = _both(A(basis[j]))
+        images += [] if image is None else [image]
         h = []
         for v in basis:
             product = torch.linalg.vecdot(v, w).to(dtype)
@@ -77,11 +86,14 @@ def gmres(
 
     y = torch.linalg.solve_triangular(R[:, :done, :done], g[:, :done, None], upper=True)
     x = torch.einsum("bi,ibn->bn", y[..., 0].to(b), torch.stack(basis[:done]))
-    return Solution(x, torch.where(norm > 0, residual, 0).to(b), done)
+    image = None
+    for j, part in enumerate(images):
+        image = _times(y[:, j, 0], part) + (0 if image is None else image)
+    return Solution(x, torch.where(norm > 0, residual, 0).to(b), done, image)
 
 
 def cg(
-    A: Callable[[Tensor], Tensor],
+    A: Product,
     b: Tensor,
     iterations: int = 2,
     tolerance: float = 0.0,
@@ -107,13 +119,15 @@ def cg(
     p = b if precondition is None else precondition(b)
     rr = start = dot(b, b)
     rs = rr if precondition is None else dot(b, p)
-    going, done = start > 0, 0
+    going, done, total = start > 0, 0, None
     for i in range(iterations):  # in finite precision, more than N of them may be needed
-        Ap = A(p)
+        Ap, image = _both(A(p))
         curvature = dot(p, Ap)
         going = going & (curvature > 0)  # a direction without, and rounding or A is at fault
         alpha = torch.where(going, rs / curvature.clip(min=tiny), 0).to(b)[:, None]
         x, r = x + alpha * p, r - alpha * Ap
+        if image is not None:
+            total = _times(alpha[:, 0], image) + (0 if total is None else total)
         s = r if precondition is None else precondition(r)
         square = dot(r, r)
         new = square if precondition is None else dot(r, s)
@@ -123,7 +137,15 @@ def cg(
         going = going & (rr > tolerance**2 * start)
         if not going.any():
             break
-    return Solution(x, torch.sqrt(rr / start.clip(min=tiny)).to(b), done)
+    return Solution(x, torch.sqrt(rr / start.clip(min=tiny)).to(b), done, total)
+
+
+def _both(found: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    return found if isinstance(found, tuple) else (found, None)
+
+
+def _times(scale: Tensor, x: Tensor) -> Tensor:
+    return scale.to(x).view(-1, *[1] * (x.ndim - 1)) * x
 
 
 SOLVERS: dict[str, Callable[..., Solution]] = {"gmres": gmres, "cg": cg}

@@ -162,17 +162,17 @@ def test_the_paper():
         ),
     )
     found = plan(stub, "reanalysis", 24, 1, 1.0, Settings.of(config, "paper"), measured=False)  # type: ignore[arg-type]
-    assert found.passes == Passes(96, 3 * 96, 24 * 96 + 24, 5 * 24 * 96)
+    assert found.passes == Passes(96, 2 * 96, 24 * 96 + 24, 4 * 24 * 96)
     assert found.solves == 96
     assert found.disk == 24 * 71 * 721 * 1440 * 4
-    assert "96 forward, 288 backward" in str(found)
+    assert "96 forward, 192 backward" in str(found)
 
 
 def test_passes():
     assert passes("mmps", 5, False, 0) == Passes(1)
-    assert passes("mmps", 5, True, 0) == Passes(1, 6)  # hours that are given are not decoded
-    assert passes("mmps", 5, True, 10) == Passes(1, 6, 10, 110)
-    assert passes("mmps", 5, True, 10, probes=2) == Passes(1, 8, 90, 110)
+    assert passes("mmps", 5, True, 0) == Passes(1, 5)  # hours that are given are not decoded
+    assert passes("mmps", 5, True, 10) == Passes(1, 5, 10, 100)
+    assert passes("mmps", 5, True, 10, probes=2) == Passes(1, 7, 90, 100)
 
 
 def test_hours_that_are_seen():

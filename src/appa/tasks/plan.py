@@ -7,14 +7,14 @@ A run evaluates guided windows, and each evaluation is made of passes through tw
 guidance    denoiser forward  denoiser backward     decoder forward    decoder backward
 =========== ================= ===================== ================== =======================
 none        1
-`mmps`      1                 :math:`k + 1`         :math:`h`          :math:`(2 k + 2) \, h`
-`tmpd`      1                 2                     :math:`h`          :math:`4 h`
+`mmps`      1                 :math:`k`             :math:`h`          :math:`2 k \, h`
+`tmpd`      1                 2                     :math:`h`          :math:`3 h`
 `sda, dps`  1                 1                     :math:`h`          :math:`h`
-others      1                                       :math:`h`          :math:`(2 k + 2) \, h`
+others      1                                       :math:`h`          :math:`2 k \, h`
 =========== ================= ===================== ================== =======================
 
-where the backward passes of the decoder are products with :math:`A^\top`, with :math:`A`, and the
-one that prepares the latter (see :mod:`appa.diffusion.guidance.linear`). Hours that are given in
+where the backward passes of the decoder are products with :math:`A^\top` and with :math:`A` (see
+:mod:`appa.diffusion.guidance.linear`). Hours that are given in
 place of observations are guided too, but are not decoded. In the end every state is decoded once.
 
 Operations follow from sizes (:mod:`appa.costs`). Time and memory are measured: one pass of each
@@ -85,9 +85,9 @@ def passes(guidance: str, iterations: int, guided: bool, observed: int, probes: 
     """
     if not guided:
         return Passes(1)
-    solve = 2 * iterations + 1
+    solve = 2 * iterations
     back, products = {
-        "mmps": (iterations + 1 + probes, solve),
+        "mmps": (iterations + probes, solve),
         "tmpd": (2, 3),
         "sda": (1, 1),
         "dps": (1, 1),

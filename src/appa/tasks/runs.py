@@ -123,7 +123,7 @@ class Run:
                     bar.advance(steps)
                 else:
                     parts.append(Part(chunk, self.seed, hours))
-            residual, products = 0.0, 0
+            residual, misfit, products = 0.0, 0.0, 0
             if self.workers == 1 or len(parts) < 2:
                 drawn = (part.draw(self.posterior, bar.advance, keeper) for part in parts)
             else:
@@ -133,9 +133,14 @@ class Run:
                 if keeper is not None:
                     keeper.done(part.name)
                 residual = max(residual, result.solver_residual)
+                misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
-            self._tell(residual)
-            ensemble.attrs |= {"solver_residual": residual, "solver_products": products}
+            self._tell(misfit)
+            ensemble.attrs |= {
+                "solver_residual": residual,
+                "solver_residual_in_the_end": misfit,
+                "solver_products": products,
+            }
             finished = ensemble.finish()
             if keeper is not None:
                 keeper.remove()
@@ -172,13 +177,14 @@ class Run:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
 
-    def _tell(self, residual: float) -> None:
+    def _tell(self, misfit: float) -> None:
+        # while there is much noise, what a solve leaves is left to the next
         guidance = self.posterior.guidance
-        if guidance.tolerance and residual > max(ENOUGH, 2 * guidance.tolerance):
+        if guidance.tolerance and misfit > max(ENOUGH, 2 * guidance.tolerance):
             warnings.warn(
-                f"a linear system was left with a residual of {residual:.2g} of its right-hand "
-                f"side after {guidance.iterations} iterations; observations may fit less well than "
-                "they should: allow more iterations",
+                f"in the end a linear system was left with a residual of {misfit:.2g} of its "
+                f"right-hand side after {guidance.iterations} iterations; observations may fit "
+                "less well than they should: allow more iterations",
                 stacklevel=5,
             )
 
@@ -189,6 +195,7 @@ class Drawn(NamedTuple):
     z: Tensor
     residual: Tensor | None
     solver_residual: float
+    solver_misfit: float
     solver_products: int
 
 
@@ -208,7 +215,7 @@ class Part(NamedTuple):
     ) -> Drawn:
         r"""Draws them."""
         guidance = posterior.guidance
-        guidance.residual, guidance.products = 0.0, 0
+        guidance.forget()
         z = posterior.draw(
             self.members,
             self.seed,
@@ -219,7 +226,7 @@ class Part(NamedTuple):
         )
         r = posterior.residual(z, self.members, self.seed)
         r = None if r is None else r[:, self.hours]
-        return Drawn(z[:, self.hours], r, guidance.residual, guidance.products)
+        return Drawn(z[:, self.hours], r, guidance.residual, guidance.misfit, guidance.products)
 
 
 # ---------------------------------------------------------------- several processes

@@ -15,7 +15,9 @@ from ...solvers import SOLVERS
 from ..likelihood import Likelihood
 from .linear import Linearized
 
-__all__ = ["Gradient", "Guidance"]
+__all__ = ["CLOSE", "Gradient", "Guidance"]
+
+CLOSE = 0.1
 
 
 class Guidance:
@@ -31,8 +33,13 @@ class Guidance:
         if solver not in SOLVERS:
             raise ValueError(f"unknown solver {solver!r}; there are {', '.join(SOLVERS)}")
         self.solver, self.iterations, self.tolerance = solver, iterations, tolerance
-        #: The largest relative residual a solve was left with, and the number of products.
-        self.residual, self.products = 0.0, 0
+        self.forget()
+
+    def forget(self) -> None:
+        r"""Begins to count anew."""
+        #: The largest relative residual a solve was left with, the largest at noise levels up to
+        #: :data:`CLOSE`, where it is decided how observations fit, and the number of products.
+        self.residual, self.misfit, self.products = 0.0, 0.0, 0
 
     def __call__(
         self,
@@ -54,21 +61,29 @@ class Guidance:
         raise NotImplementedError
 
     def solve(
-        self, observed: Linearized, cov_z: Callable[[Tensor], Tensor], departure: Tensor
+        self,
+        observed: Linearized,
+        sigma_t: Tensor,
+        cov_z: Callable[[Tensor], Tensor],
+        departure: Tensor,
     ) -> Tensor:
-        r"""Solves :math:`(\Sigma_y + A V A^\top) \, v = d`, and remembers the residual.
+        r"""The correction :math:`V A^\top v` with :math:`(\Sigma_y + A V A^\top) \, v` the
+        departure, a sum of products that the solver asks for anyway. Remembers the residual.
 
         With :math:`\Sigma_y = L L^\top` the system is solved for :math:`L^\top v`, as
         :math:`I + L^{-1} A V A^\top L^{-\top}`. What little noise leaves to correct is near the
         identity then, and takes a few iterations, however different the errors are: precipitation
         is represented thirty times worse than its gauges measure, pressure twice.
         """
-        whiten = observed.likelihood.whiten
-        A, b = observed.whitened(cov_z), whiten(departure)
-        u, residual, iterations = SOLVERS[self.solver](A, b, self.iterations, self.tolerance)
-        self.residual = max(self.residual, residual.max().item())
-        self.products += iterations
-        return whiten(u, True)
+        b = observed.likelihood.whiten(departure)
+        solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
+        _, residual, iterations, correction = solver(product, b, self.iterations, self.tolerance)
+        left = residual.max().item()
+        self.residual, self.products = max(self.residual, left), self.products + iterations
+        if float(sigma_t) <= CLOSE:
+            self.misfit = max(self.misfit, left)
+        assert correction is not None  # the products are pairs
+        return correction
 
 
 class Gradient(Guidance):
@@ -90,10 +105,14 @@ class Gradient(Guidance):
         def cov_z(v: Tensor) -> Tensor:
             return sigma_t**2 * torch.autograd.grad(mean, z_t, v, retain_graph=True)[0]
 
-        v = self.weigh(
-            observed, torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device), cov_z
-        )
-        return mean.detach() + cov_z(observed.At(v))
+        sigma = torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device)
+        return mean.detach() + self.correct(observed, sigma, cov_z)
+
+    def correct(
+        self, observed: Linearized, sigma_t: Tensor, cov_z: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        r"""The correction :math:`V A^\top v`, with the shape of the windows."""
+        return cov_z(observed.At(self.weigh(observed, sigma_t, cov_z)))
 
     def weigh(
         self, observed: Linearized, sigma_t: Tensor, cov_z: Callable[[Tensor], Tensor]

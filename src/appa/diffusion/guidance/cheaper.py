@@ -99,9 +99,9 @@ class Isotropic(Guidance):
         with torch.no_grad():
             mean = denoise(z_t)
         observed = Linearized(likelihood, mean)
-        v_t = self.spread(torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device))
-        v = self.solve(observed, lambda w: v_t * w, observed.departure)
-        return mean + v_t * observed.At(v)
+        sigma_t = torch.as_tensor(sigma_t, dtype=z_t.dtype, device=z_t.device)
+        v_t = self.spread(sigma_t)
+        return mean + self.solve(observed, sigma_t, lambda w: v_t * w, observed.departure)
 
     def spread(self, sigma_t: Tensor) -> Tensor:
         r"""The variance of :math:`V`."""

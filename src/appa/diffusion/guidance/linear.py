@@ -42,8 +42,15 @@ class Linearized:
         r"""The products :math:`A w`, with shape :math:`(B, N)`."""
         return self._product(w)
 
-    def whitened(self, cov_z: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        r"""The products with :math:`I + L^{-1} A V A^\top L^{-\top}`, given those with
-        :math:`V`."""
+    def whitened(
+        self, cov_z: Callable[[Tensor], Tensor]
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        r"""The products with :math:`I + L^{-1} A V A^\top L^{-\top}`, and those with
+        :math:`V A^\top L^{-\top}`, given those with :math:`V`."""
         whiten = self.likelihood.whiten
-        return lambda u: u + whiten(self.A(cov_z(self.At(whiten(u, True)))))
+
+        def product(u: Tensor) -> tuple[Tensor, Tensor]:
+            w = cov_z(self.At(whiten(u, True)))
+            return u + whiten(self.A(w)), w
+
+        return product

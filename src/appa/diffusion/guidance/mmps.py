@@ -48,12 +48,12 @@ class MMPS(Gradient):
         super().__init__(**kwargs)
         self.probes = probes
 
-    def weigh(self, observed, sigma_t, cov_z):
+    def correct(self, observed, sigma_t, cov_z):
         departure = observed.departure
         for probe in range(self.probes):
             bend = curvature(observed.likelihood, observed.z.detach(), cov_z, probe)
             departure = departure + bend / self.probes
-        return self.solve(observed, cov_z, departure)
+        return self.solve(observed, sigma_t, cov_z, departure)
 
 
 @torch.no_grad()
