@@ -180,7 +180,7 @@ class Run:
     def _tell(self, misfit: float) -> None:
         # while there is much noise, what a solve leaves is left to the next
         guidance = self.posterior.guidance
-        if guidance.tolerance and misfit > max(ENOUGH, 2 * guidance.tolerance):
+        if guidance.tolerance and misfit > max(ENOUGH, 4 * guidance.tolerance):
             warnings.warn(
                 f"in the end a linear system was left with a residual of {misfit:.2g} of its "
                 f"right-hand side after {guidance.iterations} iterations; observations may fit "
