@@ -276,6 +276,11 @@ MISTAKES = [
     ("training.autoencoder.learning_rate", "fast", "learning_rate: found 'fast', expected a valid"),
     ("training.denoiser.ema", 1.0, "training.denoiser.ema: found 1.0, expected less than 1"),
     ("training.denoiser.level_weights", True, "it belongs under training.autoencoder"),
+    (
+        "training.autoencoder.variable_weights",
+        {"2m_temprature": 2},
+        "did you mean '2m_temperature'",
+    ),
     ("observations", 5, "observations: found 5, expected the keys station_error, satellite_error"),
 ]
 

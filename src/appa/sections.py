@@ -16,8 +16,8 @@ from pydantic import ValidationInfo as Info
 from pydantic import field_validator as check
 
 from .data.grids import Grid
-from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, Channel, Unnamed, channels
-from .errors import DataError
+from .data.variables import ATMOSPHERIC, LEVELS, SURFACE, VARIABLES, Channel, Unnamed, channels
+from .errors import DataError, nearest
 from .observations.networks import SATELLITE_ERROR, STATION_ERROR
 
 __all__ = ["Config", "Problems", "Section", "show"]
@@ -239,7 +239,20 @@ class Training(Section):
 
 
 class AutoencoderTraining(Training):
+    r"""How the autoencoder is trained, as in :class:`Training`. The loss weighs channels by
+    `level_weights`, those of the paper, and by `variable_weights`, which are 1 but for those
+    given."""
+
     level_weights: Flag = True
+    variable_weights: dict[str, Positive] = {}
+
+    @check("variable_weights")
+    @classmethod
+    def _known(cls, weights: dict[str, float]) -> dict[str, float]:
+        for name in weights:
+            if name not in VARIABLES:
+                raise ValueError(f"unknown variable {name!r}{nearest(name, VARIABLES)}")
+        return weights
 
 
 class TrainingSection(Section):

@@ -5,7 +5,11 @@ Whether posteriors are right is in `tests/exact`.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -316,6 +320,31 @@ def test_what_is_excluded_is_told(model):
 def test_one_hour_tells_no_motion(model):
     with pytest.warns(UserWarning, match="starts from one hour"):
         model.forecast(small.states().isel(time=[0]), 2, members=1, steps=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_processes_end_with_their_parent():
+    r"""Killed, it takes those that draw along."""
+    code = (
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from appa.tasks.runs import begin\n"
+        "context = multiprocessing.get_context('spawn')\n"
+        "pool = ProcessPoolExecutor(1, context, begin, (None, None, 1))\n"
+        "print(pool.submit(os.getpid).result(), flush=True)\n"
+        "pool.submit(time.sleep, 600).result()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    status = Path("/proc") / parent.stdout.readline().strip() / "status"
+    assert "State:" in status.read_text()
+    parent.kill()
+    parent.wait()
+    for _ in range(600):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it goes on")
 
 
 def test_two_processes_draw_what_one_does(model, tmp_path):

@@ -105,6 +105,9 @@ def test_weights_of_lam_et_al():
     np.testing.assert_allclose((w * errors).mean(), (surface + atmospheric) / total, rtol=1e-12)
     assert w.mean() == pytest.approx(1)
     assert (channel_weights(names, level_weights=False) == 1).all()
+    more = channel_weights(names, False, {"2m_temperature": 4.0, "specific_humidity": 0.5})
+    np.testing.assert_allclose(more / more[1], [4.0] + [1.0] * 57 + [0.5] * 13)
+    assert more.mean() == pytest.approx(1)
 
 
 def test_masks_that_cannot_be():

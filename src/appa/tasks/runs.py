@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import queue
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -276,7 +278,16 @@ _here: dict[str, Any] = {}  # of a process that draws: what it draws from, and w
 
 
 def begin(posterior: Posterior, steps: Any, threads: int) -> None:
-    r"""Begins a process."""
+    r"""Begins a process, which ends with its parent, however that ends: what goes on with the run
+    must not find it still drawing."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
     torch.set_num_threads(threads)
     _here.update(posterior=posterior, steps=steps)
 

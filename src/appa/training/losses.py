@@ -13,13 +13,14 @@ others a tenth,
 .. math:: w_c \propto p_c / \sum_l p_l , \qquad
     w_\mathrm{t2m} \propto 1 , \qquad w_\mathrm{u10} , \dots \propto 0.1 .
 
-They are scaled to mean 1, so that errors of the same size in all channels give the same loss with
-and without them. Without level weights, :math:`w_c = 1`.
+Without level weights, :math:`w_c = 1`. Single variables may be given more, or less. Weights are
+scaled to mean 1, so that errors of the same size in all channels give the same loss with and
+without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,32 @@ SURFACE_WEIGHTS = {"2m_temperature": 1.0}
 SURFACE_WEIGHT = 0.1  # of the others
 
 
-def channel_weights(channels: Sequence[Channel], level_weights: bool = True) -> NDArray[np.float64]:
-    r"""The weights :math:`w_c` of the channels, with mean 1 and shape :math:`(C)`."""
-    if not level_weights:
-        return np.ones(len(channels))
-    total: dict[str, float] = {}
-    for c in channels:
-        total[c.variable] = total.get(c.variable, 0.0) + (c.level or 0)
-    w = np.array(
-        [
-            SURFACE_WEIGHTS.get(c.variable, SURFACE_WEIGHT)
-            if c.level is None
-            else c.level / total[c.variable]
-            for c in channels
-        ]
-    )
+def channel_weights(
+    channels: Sequence[Channel],
+    level_weights: bool = True,
+    variable_weights: Mapping[str, float] | None = None,
+) -> NDArray[np.float64]:
+    r"""The weights :math:`w_c` of the channels, with mean 1 and shape :math:`(C)`.
+
+    Arguments:
+        channels: The channels.
+        level_weights: Whether they are weighted as by Lam et al. (2023), or all the same.
+        variable_weights: What weights of single variables are multiplied with.
+    """
+    w = np.ones(len(channels))
+    if level_weights:
+        total: dict[str, float] = {}
+        for c in channels:
+            total[c.variable] = total.get(c.variable, 0.0) + (c.level or 0)
+        w = np.array(
+            [
+                SURFACE_WEIGHTS.get(c.variable, SURFACE_WEIGHT)
+                if c.level is None
+                else c.level / total[c.variable]
+                for c in channels
+            ]
+        )
+    w = w * [(variable_weights or {}).get(c.variable, 1.0) for c in channels]
     return w / w.mean()
 
 
@@ -61,7 +73,7 @@ class WeightedError(nn.Module):
         channels: The channels of a state.
         latitude: Weights :math:`a` of the latitudes, with shape :math:`(H)`.
         undefined: Where SST is undefined, booleans with shape :math:`(H, W)`, or nowhere.
-        level_weights: Whether channels are weighted as by Lam et al. (2023), or all the same.
+        level_weights, variable_weights: See :func:`channel_weights`.
     """
 
     weights: Tensor
@@ -73,6 +85,7 @@ class WeightedError(nn.Module):
         latitude: Any,
         undefined: Any = None,
         level_weights: bool = True,
+        variable_weights: Mapping[str, float] | None = None,
     ):
         super().__init__()
         a = np.asarray(latitude, np.float64)[None, :, None]
@@ -91,7 +104,8 @@ class WeightedError(nn.Module):
         # an average over longitudes where all weigh the same
         area = area / area.sum(axis=(1, 2), keepdims=True)
         self.register_buffer("area", torch.from_numpy(area).float(), persistent=False)
-        weights = torch.from_numpy(channel_weights(channels, level_weights) / len(channels))
+        weights = channel_weights(channels, level_weights, variable_weights) / len(channels)
+        weights = torch.from_numpy(weights)
         self.register_buffer("weights", weights.float(), persistent=False)
 
     def errors(self, x_hat: Tensor, x: Tensor) -> Tensor:

@@ -214,9 +214,10 @@ class AutoencoderTask(Task):
                 "store; to train, give data.surface, data.atmospheric and data.levels instead"
             )
         network = build_autoencoder(config, checkpointing=checkpointing)
-        levels = config.training.autoencoder.level_weights
+        given = config.training.autoencoder
+        weights = given.level_weights, given.variable_weights
         undefined = statistics["undefined"].values if "undefined" in statistics else None
-        self.criterion = WeightedError(self.channels, config.grid.weights, undefined, levels)
+        self.criterion = WeightedError(self.channels, config.grid.weights, undefined, *weights)
         noise = config.autoencoder.latent_noise
         self.objective = Reconstruction(network, self.criterion, noise)
         super().__init__(config, store, network, self.objective)
