@@ -32,7 +32,7 @@ for step in $STEPS; do
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$STATES" --out "$RUN" \
-            --every 10000 --validate-every 5000 --workers "$WORKERS"
+            --every 20000 --validate-every 20000 --workers "$WORKERS"
         ;;
     score-autoencoder)
         $APPA score autoencoder "$RUN" --data "$STATES" --train-data "$STATES" \
