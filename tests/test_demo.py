@@ -230,6 +230,7 @@ def model(tmp_path_factory) -> Path:
     return Model(config, *networks, *moments, statistics, "tiny").save(folder)
 
 
+@pytest.mark.slow
 def test_chain_end_to_end(tmp_path, model, monkeypatch):
     r"""Observations, reanalysis, forecast and scores; the scores again from what was saved."""
     from appa.evaluation.scores import rmse

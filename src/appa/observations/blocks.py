@@ -34,6 +34,8 @@ class Blocks:
         self.variance = torch.from_numpy(1 + std**2).float()
         self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n) and matrices (G, n, n)
         self._factors: list[Tensor] | None = None
+        if not np.any(std):  # the identity, of as many as there are
+            return
         order = np.argsort(group, kind="stable")
         start = np.flatnonzero(np.diff(group[order], prepend=-1)) if len(group) else order
         size = np.diff(start, append=len(group))
