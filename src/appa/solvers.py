@@ -48,7 +48,7 @@ def gmres(A: Product, b: Tensor, iterations: int = 2, tolerance: float = 0.0) ->
     """
     dtype = torch.promote_types(b.dtype, torch.float64)  # of scalars; vectors keep the precision
     tiny = torch.finfo(b.dtype).tiny
-    iterations = min(iterations, b.shape[1])
+    iterations = max(1, min(iterations, b.shape[1]))  # of nothing at all, one makes the products
     norm = b.norm(dim=1, dtype=dtype)
     basis = [b / norm.clip(min=tiny).to(b)[:, None]]
     # the QR factorization of the Hessenberg matrix, column by column, and what is left of b

@@ -75,7 +75,7 @@ def test_airports(tmp_path, monkeypatch):
 
 def test_its_options_exist():
     known: set[str] = set()
-    for command in ("observe", "reanalysis", "representation"):
+    for command in ("observe", "reanalysis", "representation", "evaluate"):
         shown = CliRunner().invoke(application(), [command, "--help"], env={"COLUMNS": "200"})
         known |= set(re.findall(r"--[a-z][a-z-]*", shown.output))
     named = set(re.findall(r"(?<![\w<!-])--[a-z][a-z-]*", PAGE))

@@ -428,7 +428,8 @@ def test_analyses_fit_their_stations(knowing, mode):
         x = knowing.standardizer.to_tensor(a.drop_vars("latents"))  # type: ignore[union-attr]
         parts = [op.departure(x[:, k]) for k, op in enumerate(operators) if op is not None]
         misfits.append(float(torch.cat(parts, dim=1).square().mean().sqrt()))
-    assert misfits[0] < 1.5 < 3 * misfits[0] < misfits[1]
+    # perturbed observations are 1 apart; of departures of twenty and more, a twentieth may be left
+    assert misfits[0] < 2 < 20 < misfits[1]
 
 
 def test_batches_change_no_residual(knowing):

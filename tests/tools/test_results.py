@@ -169,8 +169,8 @@ def test_as_the_tasks_draw(world, whole, tools):
 
     cost, short = (load(folder / f"reanalysis-{h}.nc", kind).attrs for h in (8, 2))
     for found, hours in ((cost, 8), (short, 2)):
-        assert found["denoiser"] == STEPS * (ITERATIONS + 2)
-        assert found["decoder"] == hours * STEPS * (2 * ITERATIONS + 2)
+        assert found["denoiser"] == STEPS * (ITERATIONS + 1)
+        assert found["decoder"] == hours * STEPS * (2 * ITERATIONS + 1)
         assert found["products"] == STEPS * ITERATIONS
     sda = load(folder / "v-sda.nc", kind).attrs
     assert (sda["denoiser"], sda["products"]) == (STEPS * 2, 0)

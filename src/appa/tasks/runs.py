@@ -127,7 +127,8 @@ class Run:
                     parts.append(Part(chunk, self.seed, hours))
             residual, misfit, products = 0.0, 0.0, 0
             if self.workers == 1 or len(parts) < 2:
-                drawn = (part.draw(self.posterior, bar.advance, keeper) for part in parts)
+                given = self.posterior, folder, key, bar.advance
+                drawn = (drawn_part(part, *given) for part in parts)
             else:
                 drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
             for part, result in zip(parts, drawn, strict=True):
@@ -138,11 +139,12 @@ class Run:
                 misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
             self._tell(misfit)
-            ensemble.attrs |= {
-                "solver_residual": residual,
-                "solver_residual_in_the_end": misfit,
-                "solver_products": products,
-            }
+            if keeper is None or not keeper.resumed:  # of a run that went on, a part is not known
+                ensemble.attrs |= {
+                    "solver_residual": residual,
+                    "solver_residual_in_the_end": misfit,
+                    "solver_products": products,
+                }
             finished = ensemble.finish()
             if keeper is not None:
                 keeper.remove()
@@ -250,10 +252,7 @@ def apart(
     threads = max(1, torch.get_num_threads() // workers)
     pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
     try:
-        futures = [
-            pool.submit(work, part, None if folder is None else folder / part.name, key)
-            for part in parts
-        ]
+        futures = [pool.submit(work, part, folder, key) for part in parts]
         for future in futures:
             while not future.done():
                 wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
@@ -294,12 +293,23 @@ def begin(posterior: Posterior, steps: Any, threads: int) -> None:
 
 def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
     r"""Draws a part in a process."""
+    return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
+
+
+def drawn_part(
+    part: Part,
+    posterior: Posterior,
+    folder: Path | None,
+    key: dict[str, Any],
+    advance: Callable[[], None],
+) -> Drawn:
+    r"""Draws a part, whose steps have a folder of their own in the run's: whichever process draws
+    it, another finds them. They stay until the part is written."""
     with ExitStack() as stack:
-        keeper = None if folder is None else stack.enter_context(RunState(folder, key))
-        drawn = part.draw(_here["posterior"], lambda: _here["steps"].put(1), keeper)
-        if keeper is not None:
-            keeper.done(part.name)
-        return drawn
+        keeper = None
+        if folder is not None:
+            keeper = stack.enter_context(RunState(folder / part.name, key))
+        return part.draw(posterior, advance, keeper)
 
 
 # ---------------------------------------------------------------- what it takes

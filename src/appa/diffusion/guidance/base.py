@@ -6,6 +6,7 @@ Guidance bends the denoiser's mean :math:`\hat{z} = d(z_t)` towards observations
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -78,7 +79,7 @@ class Guidance:
         b = observed.likelihood.whiten(departure)
         solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
         _, residual, iterations, correction = solver(product, b, self.iterations, self.tolerance)
-        left = residual.max().item()
+        left = torch.nan_to_num(residual, nan=math.inf).max().item()
         self.residual, self.products = max(self.residual, left), self.products + iterations
         if float(sigma_t) <= CLOSE:
             self.misfit = max(self.misfit, left)
