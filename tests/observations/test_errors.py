@@ -10,6 +10,7 @@ import xarray as xr
 
 from appa.data.grids import Grid
 from appa.errors import DataError
+from appa.observations.blocks import Blocks
 from appa.observations.collection import Observations
 from appa.observations.errors import WindowCovariance, rows_std
 from appa.observations.operators import compile_observations
@@ -358,3 +359,17 @@ def test_mistakes():
     rows = compiled(space, 1, [(0, "10m_wind_speed", np.nan, 0.0, 0.0, 1.0)])[0].rows
     with pytest.raises(DataError, match="give the operator"):
         rows_std(rep, rows, space)
+
+
+def test_errors_that_are_too_small():
+    r"""A matrix without a factor, and one that has it in double precision only."""
+    here = (np.zeros(2, np.int64), np.array([0, 1]))
+    same, almost = np.array([[1.0, 1.0]]), np.array([[1.0, 1 - 1e-9]])
+    kind = np.zeros(2, np.int64)
+    with pytest.raises(DataError, match=r"too small .* by a factor of 1e\+09"):
+        Blocks(*here, np.full(2, 1e9), kind, same)
+    cov_y = Blocks(*here, np.full(2, 1e5), kind, almost)
+    v = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).double()
+    expected = np.array([[1.0, 1 - 1e-9], [1 - 1e-9, 1.0]]) * 1e10 + np.eye(2)
+    root = np.linalg.cholesky(expected)
+    torch.testing.assert_close(cov_y.color(v), v @ torch.from_numpy(root).T, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import DataError
+
 __all__ = ["Blocks"]
 
 Array = NDArray[np.float64]
@@ -33,7 +35,7 @@ class Blocks:
     ):
         self.variance = torch.from_numpy(1 + std**2).float()
         self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n) and matrices (G, n, n)
-        self._factors: list[Tensor] | None = None
+        self.factors: list[Tensor] = []  # of Cholesky
         if not np.any(std):  # the identity, of as many as there are
             return
         order = np.argsort(group, kind="stable")
@@ -44,25 +46,22 @@ class Blocks:
             lag = np.abs(hour[rows][:, :, None] - hour[rows][:, None])
             matrix = table[kind[rows][:, :1, None], lag].astype(np.float64)
             matrix = std[rows][:, :, None] * matrix * std[rows][:, None] + np.eye(n)
+            try:  # in double precision: rounded, a matrix may not have a factor
+                factor = np.linalg.cholesky(matrix)
+            except np.linalg.LinAlgError as error:
+                raise DataError(
+                    "errors of observations are too small beside what states of the model lack, "
+                    f"by a factor of {std.max():.1g}; give larger errors, or --representation none"
+                ) from error
             self.blocks.append((torch.from_numpy(rows), torch.from_numpy(matrix).float()))
+            self.factors.append(torch.from_numpy(factor).float())
 
     def to(self, device: torch.device | str) -> Blocks:
         r"""Moves it, and returns it."""
         self.variance = self.variance.to(device)
         self.blocks = [(rows.to(device), matrix.to(device)) for rows, matrix in self.blocks]
-        if self._factors is not None:
-            self._factors = [factor.to(device) for factor in self._factors]
+        self.factors = [factor.to(device) for factor in self.factors]
         return self
-
-    @property
-    def factors(self) -> list[Tensor]:
-        r"""Cholesky factors of the blocks."""
-        if self._factors is None:
-            # in double precision where it is, which may not be where the blocks are
-            self._factors = [
-                torch.linalg.cholesky(matrix.cpu().double()).to(matrix) for _, matrix in self.blocks
-            ]
-        return self._factors
 
     def matmul(self, v: Tensor) -> Tensor:
         r"""The product with vectors :math:`(*, N)`."""

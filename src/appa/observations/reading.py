@@ -82,7 +82,9 @@ def read_observations(
     found = checks.describe(out.excluded)
     bad = sum(out.excluded["count"].tolist())
     if not len(out):
-        raise DataError(f"no observation is left of {bad:,} found:\n{found}")
+        named = f"{source} has" if isinstance(source, (str, Path)) else "there are"
+        left = f"of {bad:,} found:\n{found}" if bad else f"of 0 found: {named} no rows"
+        raise DataError(f"no observation is left {left}")
     if strict and bad:
         raise DataError(
             f"{bad:,} of {len(out) + bad:,} observations cannot be used:\n{found}\ncorrect them, "
