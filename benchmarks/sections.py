@@ -95,8 +95,8 @@ class Bench:
     def floor(self, hours: int) -> float:
         r"""Seconds of the fewest operations of a guided evaluation."""
         k, c = self.iterations, self.counts
-        decoder = c["decode"] + k * c["product"] + (k + 1) * c["transposed"]
-        flops = c["denoise"] + (k + 1) * c["denoise back"] + hours * decoder
+        decoder = c["decode"] + k * (c["product"] + c["transposed"])
+        flops = c["denoise"] + k * c["denoise back"] + hours * decoder
         return flops / self.rate
 
 
@@ -255,7 +255,7 @@ def inside(bench: Bench) -> Rows:
         return torch.autograd.grad(mean[0], z_t, z, retain_graph=True)
 
     graph = [denoise()]
-    yield row("denoiser, backward", k + 1, lambda: back(graph), counts["denoise back"])
+    yield row("denoiser, backward", k, lambda: back(graph), counts["denoise back"])
     graph.clear()
     for at_once in AT_ONCE:
         likelihood, done = world.likelihood(operators, at_once), []
@@ -279,7 +279,7 @@ def inside(bench: Bench) -> Rows:
             return at.A(z)
 
     yield row("products with A", k, product, h * counts["product"])
-    yield row("products with Aᵀ", k + 1, lambda: at.At(u), h * counts["transposed"])
+    yield row("products with Aᵀ", k, lambda: at.At(u), h * counts["transposed"])
     dx = torch.randn(world.config.state_shape, device=bench.device)[None]
 
     def gathered() -> list[Tensor]:
