@@ -46,7 +46,7 @@ from appa.observations.operators import HourOperator
 from appa.observations.parts import Linear
 from appa.observations.stencils import Gather, StateSpace, Stencils
 from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.folders import gather
+from appa.tasks.folders import NORMALS, gather
 from appa.tasks.model import Model
 from appa.tasks.posterior import StatesLikelihood
 
@@ -84,6 +84,9 @@ class World:
             networks = build_autoencoder(config), build_denoiser(config)
         mean, std = torch.zeros(latents[0], device=device), torch.ones(latents[0], device=device)
         static = gather(statistics(), planet_states(config, 1))
+        if config.autoencoder.normals:
+            zeros = np.zeros(config.state_shape, np.float32)
+            static = static.assign({NORMALS: (("channel", "latitude", "longitude"), zeros)})
         self.model = Model(config, *networks, mean, std, static, "benchmark")
         for parameter in self.model.denoiser.parameters():  # the last layer is zero when fresh
             parameter.data.add_(0.02 * torch.randn_like(parameter))

@@ -26,7 +26,7 @@ from appa.data.grids import Grid
 from appa.data.statistics import compute
 from appa.data.stores import open_store
 from appa.data.variables import ATMOSPHERIC, SURFACE
-from appa.demo import CHANNELS, first_hours, observe_day, summarize, written_whole
+from appa.demo import CHANNELS, first_hours, observe_day, summarize, write
 from appa.errors import AppaError, DataError
 from appa.sections import Observations
 
@@ -172,29 +172,28 @@ def test_folders_that_cannot_be_written_to(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_are_written_whole(tmp_path):
-    r"""Where writing fails half way, the file of before is there and nothing else."""
-    path = tmp_path / "stations.csv"
-    path.write_text("before")
+def test_files_are_written_whole(tmp_path, monkeypatch):
+    r"""Where writing fails half way, the files of before are there and nothing else."""
+    truth = weather(1)
+    stats = compute(truth)
+    day = observe_day(truth, stats, truth, Observations())
+    names = ["stations.csv", "swath.nc"]
+    for name in names:
+        (tmp_path / name).write_text("before")
 
-    def write_half(cause: BaseException) -> None:
-        with written_whole(path) as partial:
-            assert partial.suffix == path.suffix
-            partial.write_text("half")
-            raise cause
+    def write_half(ds: xr.Dataset, path: Path, **_) -> None:
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    for cause, told in (
-        (OSError(errno.ENOSPC, "No space left on device"), AppaError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ):
-        with pytest.raises(told):
-            write_half(cause)
-        assert [p.name for p in tmp_path.iterdir()] == ["stations.csv"]
-        assert path.read_text() == "before"
-    with written_whole(path) as partial:
-        partial.write_text("after")
-        assert path.read_text() == "before"
-    assert path.read_text() == "after"
+    with monkeypatch.context() as patch:
+        patch.setattr(xr.Dataset, "to_netcdf", write_half)
+        with pytest.raises(AppaError, match="No space left on device; name a folder"):
+            write(day, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert [(tmp_path / name).read_text() for name in names] == ["before", "before"]
+    assert write(day, tmp_path) == [tmp_path / name for name in names]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert len(pd.read_csv(tmp_path / "stations.csv")) == len(day.table)
 
 
 # ---------------------------------------------------------------- the chain
@@ -212,7 +211,7 @@ def model(tmp_path_factory) -> Path:
     from appa.tasks.model import Model
 
     part = {"hidden_channels": [8, 8, 8], "blocks": 0, "latent_channels": 4}
-    part |= {"decoder_channels": [8, 8, 8], "decoder_blocks": 0, "longitude": "circular"}
+    part |= {"decoder_channels": [8, 8, 8], "decoder_blocks": 0, "normals": False}
     config = parse_config(
         {
             "extends": "planet",
@@ -291,6 +290,88 @@ def test_chain_end_to_end(tmp_path, model, monkeypatch):
         image = imread(tmp_path / name)
         assert min(image.shape[:2]) > 600
         assert len(np.unique((image[::4, ::4, :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
+
+
+def test_a_chain_that_was_killed(tmp_path, model, monkeypatch):
+    r"""Begun otherwise, it says what is there and touches nothing; as it was begun, it goes on."""
+    from appa.tasks.output import EnsembleWriter
+
+    monkeypatch.setattr("appa.chain.cores", lambda: 1)
+    monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])  # pictures have tests of their own
+    finish = EnsembleWriter.finish
+
+    def killed(task: str):
+        def end(writer: EnsembleWriter) -> Path:
+            if writer.attrs["task"] == task:
+                raise KeyboardInterrupt
+            return finish(writer)
+
+        return end
+
+    folder = tmp_path / "demo"
+    command = ["demo", str(folder), "--model", str(model), "--setting", "model", "--steps", "2"]
+    command += ["--hours", "2", "--ahead", "1", "--members", "1"]
+    for task, name in (("reanalysis", "analysis"), ("forecast", "forecast")):
+        with monkeypatch.context() as patch:
+            patch.setattr(EnsembleWriter, "finish", killed(task))
+            CliRunner().invoke(application(), command)
+        left = {f"{name}.zarr.partial", f"{name}.zarr.run"}
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert left <= {path.name for path in before}
+        assert folder / f"{name}.zarr" not in before
+        for more, told in (
+            (["--seed", "4"], "seed was 0, is 4"),
+            (["--steps", "3"], "settings.steps was 2, is 3"),
+            (["--members", "2"], "members was 1, is 2"),
+            (["--hours", "3"], "last hour was"),
+        ):
+            result = CliRunner().invoke(application(), [*command, *more])
+            assert isinstance(result.exception, AppaError), result.exception
+            message = str(result.exception)
+            assert f"begun otherwise: {told}" in message
+            assert "goes on when it is run as it was begun" in message
+            assert all(str(folder / place) in message for place in left)
+            assert f"another folder than {folder}" in message
+            assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+    drawn = folder / "analysis.zarr"
+    before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
+    result = CliRunner().invoke(application(), command, catch_exceptions=False)
+    assert "analysis.zarr is whole: going on from it" in re.sub(r"\s+", " ", result.output)
+    assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
+    names = ["analysis.zarr", "forecast.zarr", "scores.nc", "analysis.png", "scores.png"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*names, "stations.csv", "swath.nc"])
+
+
+@pytest.mark.slow
+def test_the_bundled_model(tmp_path, monkeypatch):
+    r"""Eight hours with few steps and one member: far from what it can do, nearer the truth than
+    climatology in what moves slowly."""
+    monkeypatch.setattr("appa.chain.cores", lambda: 1)
+    monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])
+    command = ["demo", str(tmp_path), "--hours", "8", "--ahead", "1", "--members", "1"]
+    CliRunner().invoke(application(), [*command, "--steps", "3"], catch_exceptions=False)
+    truth = open_store("planet")
+    for name, hours in (("analysis", slice(0, 8)), ("forecast", slice(8, 9))):
+        ds = xr.open_zarr(tmp_path / f"{name}.zarr")
+        np.testing.assert_array_equal(ds["time"], truth["time"][hours])
+        assert set(ds.data_vars) >= {*SURFACE, *ATMOSPHERIC}
+        assert np.isfinite(ds["geopotential"]).all()
+    with xr.open_dataset(tmp_path / "scores.nc") as scores:
+        assert scores["channel"].values.tolist() == NAMES
+        found = scores.isel(region=0)
+        for estimate, hours in (("analysis", slice(0, 8)), ("forecast", slice(8, 9))):
+            own = found.sel(estimate=estimate).isel(time=hours)
+            assert np.isfinite(own["skill"]).all()
+            assert np.isfinite(own["crps"]).all()
+            for channel in ("z500", "msl"):
+                error, other = (
+                    float((s["skill"].sel(channel=channel) ** 2).mean())
+                    for s in (own, found.sel(estimate="climatology").isel(time=hours))
+                )
+                assert error < other
+    for name in ("analysis.png", "scores.png"):
+        assert min(imread(tmp_path / name).shape[:2]) > 600
 
 
 def test_a_model_of_another_planet(tmp_path):

@@ -145,7 +145,8 @@ class Data(Section):
 class Autoencoder(Section):
     r"""The convolutional autoencoder. One level a width, each half the size of the one before;
     `blocks` is a number for each level, or one for all. The decoder mirrors the encoder unless it
-    is given widths and blocks of its own, in the encoder's order, finest first."""
+    is given widths and blocks of its own, in the encoder's order, finest first. With `normals` it
+    sees departures of states from their mean over time at each place."""
 
     latent_channels: Count
     hidden_channels: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -153,6 +154,7 @@ class Autoencoder(Section):
     decoder_channels: Annotated[tuple[Count, ...], Field(validate_default=True)] = ()
     decoder_blocks: Annotated[tuple[Number, ...], Field(validate_default=True)] = ()
     longitude: Literal["halo", "circular"] = "circular"
+    normals: Flag = False
     latent_noise: Annotated[float, Field(ge=0)] = 0.01
     saturation: Positive | None = 5.0
 
@@ -241,9 +243,10 @@ class Training(Section):
 class AutoencoderTraining(Training):
     r"""How the autoencoder is trained, as in :class:`Training`. The loss weighs channels by
     `level_weights`, those of the paper, and by `variable_weights`, which are 1 but for those
-    given."""
+    given. With `rotations` each state is turned by some longitudes, others each time."""
 
     level_weights: Flag = True
+    rotations: Flag = False
     variable_weights: dict[str, Positive] = {}
 
     @check("variable_weights")

@@ -27,6 +27,7 @@ SPREAD = np.linspace(0.5, 0.2, 8)[:, None] * np.ones(16)
 
 def config(window: int = 8, **autoencoder) -> Config:
     small = {
+        "normals": False,
         "latent_channels": 4,
         "hidden_channels": [4, 6],
         "blocks": 1,

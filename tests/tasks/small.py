@@ -39,6 +39,7 @@ def config(**changes) -> Config:
         },
         "window": 4,
         "autoencoder": {
+            "normals": False,
             "latent_channels": 3,
             "hidden_channels": [4, 6],
             "blocks": 1,

@@ -52,13 +52,14 @@ def states(model, folder, hours: slice) -> torch.Tensor:
 
 
 def test_the_autoencoder_learned(model, folder):
-    r"""On a day it never saw, most of the variance is in its reconstructions."""
+    r"""On a day it never saw, much of what departs from the normals is in its reconstructions."""
     x = states(model, folder, slice(72, 96))
     with torch.no_grad():
-        y = model.autoencoder.decode(model.autoencoder.encode(x))
+        y = model.reconstruct(x)
     assert x.shape == y.shape == (24, 6, 48, 96)
-    error, variance = (x - y).square().mean(), x.var()
-    assert error < 0.35 * variance
+    error, variance = (x - y).square().mean(), model.departures(x).square().mean()
+    assert error < 0.6 * variance
+    assert variance < 0.2 * x.var()
 
 
 def test_the_latents_are_those_of_the_model(model, folder):
@@ -69,7 +70,7 @@ def test_the_latents_are_those_of_the_model(model, folder):
     assert ds["latents"].shape == (96, 4, 6, 12)
     x = states(model, folder, slice(0, 48))
     with torch.no_grad():
-        z = model.autoencoder.encode(x).numpy()
+        z = model.autoencoder.encode(model.departures(x)).numpy()
     # one convolution's sums in another order, over at most 9 · 48 terms
     np.testing.assert_allclose(ds["latents"].values[:48], z, atol=1e-5)
     # statistics are those of the training split, the first two days
@@ -95,7 +96,7 @@ def test_the_denoiser_learned(model, folder):
 def test_the_curves(run):
     loss = curve(run, "autoencoder", "train/loss")
     assert len(loss) == 10
-    assert loss[-1] < 0.2 * loss[0]
+    assert loss[-1] < 0.5 * loss[0]
     loss = curve(run, "denoiser", "train/loss")
     assert len(loss) == 20
     assert np.mean(loss[-5:]) < 0.8 * np.mean(loss[:5])

@@ -40,8 +40,8 @@ def test_latents_are_perturbed(folder):
     seen = {}
     task.network.encoder.register_forward_hook(lambda *a: seen.update(encoded=a[2]))
     task.network.decoder.register_forward_hook(lambda *a: seen.update(decoded=a[1][0]))
-    x, noise = task.inputs(*batch(task))
-    losses = task.objective(x, noise)
+    x, noise, turns = task.inputs(*batch(task))
+    losses = task.objective(x, noise, turns)
     z = seen["encoded"]
     z = z / torch.sqrt(1 + (z / 5) ** 2)
     added = (seen["decoded"] - z) / 0.3
@@ -54,6 +54,42 @@ def test_latents_are_perturbed(folder):
     # and the loss is that of what was decoded
     y = task.network.decode(seen["decoded"])
     torch.testing.assert_close(losses, task.criterion(y, x[:, 0].double()), rtol=1e-12, atol=0)
+
+
+def test_states_are_rotated(folder):
+    r"""By longitudes of their own, coasts along with them: to circular convolutions, a turn by a
+    latent cell is none."""
+    config = {"autoencoder__latent_noise": 0.0, "training__autoencoder__rotations": True}
+    task = make_task(folder, "autoencoder", **config)
+    x, noise, turns = task.inputs(*batch(task))
+    assert turns.min() >= 0
+    assert turns.max() < small.W
+    assert len(set(turns.tolist())) > 3
+    losses, cell = task.objective(x, noise, turns), task.network.shape[-1] // noise.shape[-1]
+    torch.testing.assert_close(losses, task.objective(x, noise, turns + cell), rtol=1e-9, atol=0)
+    assert (losses - task.objective(x, noise, turns + 1)).abs().max() > 1e-4 * losses.max()
+    for i, k in enumerate(turns.tolist()):
+        seen = task.objective.states(x, turns)[i]
+        torch.testing.assert_close(seen, x[i, 0].double().roll(-k, -1), rtol=0, atol=0)
+
+
+def test_departures_are_reconstructed(folder):
+    r"""With normals the network sees states less these, which are their means over time."""
+    from appa.data import climatology, statistics
+    from appa.tasks.folders import gather
+    from appa.tasks.normals import with_normals
+    from appa.training.tasks import AutoencoderTask
+
+    config, ds = small.configuration(autoencoder__normals=True), small.states()
+    stats = gather(statistics.compute(ds), ds)
+    stats = with_normals(config, stats, climatology.fit(ds, 0))
+    task = AutoencoderTask(config, folder / "store.zarr", stats)
+    x = torch.stack([task.standardizer.to_tensor(ds.isel(time=t)) for t in range(96)])
+    seen = task.objective.states(x[:, None])
+    mean = x.double().mean(dim=0)
+    torch.testing.assert_close(seen.double(), x - mean, rtol=0, atol=2.0**-9 + 1e-5)
+    assert mean.abs().max() > 10 * 2.0**-9
+    assert (seen[:, 1, torch.from_numpy(small.LAND)] == 0).all()
 
 
 def test_latents_are_standardized_with_their_noise(folder):

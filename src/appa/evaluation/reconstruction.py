@@ -89,13 +89,13 @@ def score_autoencoder(
     weather = None if clim is None else weather_deviation(clim, domain)
     loader = windows(model, store, split, hours=1, count=states, batch=batch, seed=seed)
     total = len(loader.starts)
-    autoencoder = model.to(device).autoencoder
+    model.to(device)
 
     sums = _Sums(domain, every=max(1, total // max(spectra, 1)))
     with torch.no_grad(), progress(total, "reconstructing", unit="states") as p:
         for x, dates in loader:
             x = x[:, 0].to(domain.device)
-            sums.update(x, autoencoder.decode(autoencoder.encode(x)).float(), dates[:, 0])
+            sums.update(x, model.reconstruct(x).float(), dates[:, 0])
             p.advance(len(dates))
     attrs = {"split": str(split), "states": total, "seed": seed, "store": named(store)}
     return sums.dataset(weather).assign_attrs(attrs)

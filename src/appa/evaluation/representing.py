@@ -43,8 +43,7 @@ def represent(
 
     @torch.no_grad()
     def reconstruct(x: Tensor) -> Tensor:
-        z = model.autoencoder.encode(x.to(model.device))
-        return model.autoencoder.decode(z).to(x.device, x.dtype)
+        return model.reconstruct(x.to(model.device)).to(x.device, x.dtype)
 
     def segments() -> Iterator[Tensor]:
         with progress(len(loader), "reconstructing", unit="windows") as bar:

@@ -40,11 +40,10 @@ from ..data.stores import open_store
 from ..data.windows import WindowLoader
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
-from ..nn.autoencoder import Autoencoder
 from ..progress import Progress, progress
 from .folders import ModelError, check_grid, digest, read_statistics
 from .loading import find, load_autoencoder
-from .model import standardizer
+from .model import Model
 from .ranks import distributed
 
 __all__ = ["encode"]
@@ -122,14 +121,15 @@ def encode(
         raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
     folder = find(model)
     config, autoencoder = load_autoencoder(folder)
-    states = _standardizer(config, folder)
+    network = Model(config, autoencoder, statistics=read_statistics(folder, config))
+    states = _standardizer(network, folder)
     ds = open_store(store)
     check_grid(ds, config)
     counted, period = _counted(ds["time"].values, config)
     template = _template(ds, config, digest(autoencoder.state_dict()), period)
     plan = {
         "autoencoder": template.attrs["autoencoder"],
-        "statistics": _digest(states),
+        "statistics": _digest(network, states),
         "statistics_period": period,
         "store": "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name,
     }
@@ -143,9 +143,9 @@ def encode(
             mine = todo[ranks.rank :: ranks.world]
             if mine:
                 loader = _loader(store, states, writer, mine, batch, workers)
-                autoencoder.to(ranks.device).eval().requires_grad_(False)
+                network.to(ranks.device)
                 with _progress(ranks.main, writer, todo, mine) as p:
-                    for i, z in _blocks(autoencoder, loader, writer, mine, ranks.device, p):
+                    for i, z in _blocks(network, loader, writer, mine, p):
                         writer.put("latents", writer.blocks[i].start, z)
                         _note(writer, i, Moments.of(z[counted[writer.blocks[i]]]))
                         writer.mark(i)
@@ -157,10 +157,10 @@ def encode(
 # ---------------------------------------------------------------- what is encoded
 
 
-def _standardizer(config: Config, folder: Path) -> Standardizer:
-    states = standardizer(config, read_statistics(folder, config))
+def _standardizer(model: Model, folder: Path) -> Standardizer:
+    states = model.standardizer
     if states is None:
-        why = "its channels have no names" if config.data.unnamed else "it has no statistics"
+        why = "its channels have no names" if model.unnamed else "it has no statistics"
         raise ModelError(
             f"{folder} cannot encode a store: {why}, so that states cannot be made of one; import "
             "it again with --statistics, or train it on a store"
@@ -204,10 +204,10 @@ def _template(ds: xr.Dataset, config: Config, weights: str, period: str) -> xr.D
     )
 
 
-def _digest(states: Standardizer) -> str:
+def _digest(model: Model, states: Standardizer) -> str:
     r"""A hash of what standardizes states: with another, latents are others."""
     sha = hashlib.sha256()
-    for array in (states.mean.numpy(), states.std.numpy(), states.sea):
+    for array in (states.mean.numpy(), states.std.numpy(), states.sea, model.normals):
         sha.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
 
@@ -242,21 +242,21 @@ def _loader(
 
 @torch.no_grad()
 def _blocks(
-    autoencoder: Autoencoder,
+    model: Model,
     loader: WindowLoader,
     writer: StoreWriter,
     mine: list[int],
-    device: torch.device,
     p: Progress | None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     r"""The latents of blocks, one block at a time, with shape :math:`(T, c, h, w)`."""
     batches = iter(loader)
     for i in mine:
         hours = writer.blocks[i]
-        z, n = np.empty((hours.stop - hours.start, *autoencoder.latent_shape), np.float32), 0
+        z, n = np.empty((hours.stop - hours.start, *model.config.latent_shape), np.float32), 0
         while n < len(z):
             x, dates = next(batches)
-            part = autoencoder.encode(x[:, 0].to(device, non_blocking=True))
+            x = model.departures(x[:, 0].to(model.device, non_blocking=True))
+            part = model.autoencoder.encode(x)
             z[n : n + len(x)] = part.cpu().numpy()
             if not finite(z[n : n + len(x)]):
                 raise DataError(

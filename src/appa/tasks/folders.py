@@ -4,8 +4,9 @@ r"""Model folders: what they hold, and how it is read and written.
 file                       holds
 =========================  ====================================================================
 `config.yaml`              the whole configuration
-`statistics.nc`            mean and deviation of each variable and level, the static fields, and
-                           where SST is `undefined`; none for a model without named channels
+`statistics.nc`            mean and deviation of each variable and level, the static fields, where
+                           SST is `undefined`, and `normals` where the autoencoder sees departures
+                           from them; none for a model without named channels
 `autoencoder.safetensors`  the autoencoder's weights
 `denoiser.safetensors`     the denoiser's weights, below `denoiser.`, and the mean and deviation
                            of the latents it was trained on, `latents.mean` and `latents.std`
@@ -72,6 +73,7 @@ AUTOENCODER = "autoencoder.safetensors"
 DENOISER = "denoiser.safetensors"
 
 UNDEFINED = "undefined"
+NORMALS = "normals"
 SEVERAL = 6  # tensors named in a message; more become a number
 
 
@@ -149,8 +151,8 @@ def write_statistics(folder: str | Path, stats: xr.Dataset) -> Path:
     r"""Writes what :func:`gather` gathered."""
     stats = stats.copy()
     for var in stats.variables.values():
-        small = var.ndim == 2 and var.size > 4096
-        var.encoding = {"zlib": True, "shuffle": True} if small else {}
+        large = var.ndim > 1 and var.size > 4096
+        var.encoding = {"zlib": True, "shuffle": True} if large else {}
     return netcdf.save(stats, Path(folder) / STATISTICS, state_statistics.KIND)
 
 
@@ -179,7 +181,7 @@ def load_statistics(path: str | Path) -> xr.Dataset:
     the mask beside them where the file has these."""
     stats = state_statistics.load(path)
     fields = netcdf.load(path, state_statistics.KIND)
-    fields = fields[[name for name in (*STATIC, UNDEFINED) if name in fields]]
+    fields = fields[[name for name in (*STATIC, UNDEFINED, NORMALS) if name in fields]]
     if UNDEFINED in fields:
         fields[UNDEFINED] = fields[UNDEFINED].astype(bool)
     coords = {name: fields[name].variable for name in fields.coords}

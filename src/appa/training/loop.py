@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import Config, load_config
+from ..data import climatology as climate
 from ..data import statistics as state_statistics
 from ..data.sources import open_source
 from ..data.stores import open_store
 from ..errors import DataError
 from ..tasks.folders import (
     AUTOENCODER,
+    NORMALS,
+    STATISTICS,
     check_grid,
     digest,
     gather,
@@ -27,6 +30,7 @@ from ..tasks.folders import (
     read_weights,
     write_statistics,
 )
+from ..tasks.normals import with_normals
 from .distribution import Ranks, distributed
 from .options import Options, Outcome, TrainingError
 from .tasks import AutoencoderTask, DenoiserTask, Task, named
@@ -73,6 +77,7 @@ def train_autoencoder(
         store = open_store(data)
         check_grid(store, config)
         stats = gather(_statistics(config, store, out, statistics, ranks), store)
+        stats = _with_normals(config, stats, store, out, ranks)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
             task = AutoencoderTask(config, data, stats, checkpointing=checkpointing)
@@ -169,6 +174,28 @@ def _statistics(
         lambda: write_statistics(out, state_statistics.compute(store, variables=names, split=split))
     )
     return load_statistics(file)
+
+
+def _with_normals(
+    config: Config, stats: xr.Dataset, store: xr.Dataset, out: Path, ranks: Ranks
+) -> xr.Dataset:
+    r"""Statistics with the normals beside them where the autoencoder has any: those known, the
+    bundled ones on the planet's grid, or those of the training years."""
+    if not config.autoencoder.normals or NORMALS in stats:
+        return stats
+    if config.data.grid == load_config("planet").data.grid:
+        from ..data.planet import climatology
+
+        return with_normals(config, stats, climatology())
+    period = config.data.splits.period("train")
+    names = (*config.data.surface, *config.data.atmospheric)
+
+    def write() -> None:
+        mean = climate.fit(store, 0, variables=names, split=(period.start, period.stop))
+        write_statistics(out, with_normals(config, stats, mean))
+
+    ranks.first(write)
+    return load_statistics(out / STATISTICS)
 
 
 def _check_latents(run: Path, data: Any) -> None:

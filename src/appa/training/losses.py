@@ -108,15 +108,17 @@ class WeightedError(nn.Module):
         weights = torch.from_numpy(weights)
         self.register_buffer("weights", weights.float(), persistent=False)
 
-    def errors(self, x_hat: Tensor, x: Tensor) -> Tensor:
-        r"""The errors :math:`e_c` of states :math:`(B, C, H, W)`, with shape :math:`(B, C)`."""
-        area = self.area if self.area.shape[-1] > 1 else self.area / x.shape[-1]
+    def errors(self, x_hat: Tensor, x: Tensor, area: Tensor | None = None) -> Tensor:
+        r"""The errors :math:`e_c` of states :math:`(B, C, H, W)`, with shape :math:`(B, C)`; with
+        other areas than `self.area` where states are rotated."""
+        area = self.area if area is None else area
+        area = area if area.shape[-1] > 1 else area / x.shape[-1]
         error = x_hat.to(area.dtype) - x.to(area.dtype)
         return (area * error.square()).sum(dim=(-2, -1))
 
-    def forward(self, x_hat: Tensor, x: Tensor) -> Tensor:
+    def forward(self, x_hat: Tensor, x: Tensor, area: Tensor | None = None) -> Tensor:
         r"""The losses :math:`\ell` of states :math:`(B, C, H, W)`, with shape :math:`(B)`."""
-        return self.mean(self.errors(x_hat, x))
+        return self.mean(self.errors(x_hat, x, area))
 
     def mean(self, errors: Tensor) -> Tensor:
         r"""The losses :math:`(*)` of errors :math:`(*, C)`."""

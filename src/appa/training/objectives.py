@@ -1,8 +1,10 @@
 r"""What is minimized: networks with their losses.
 
 The autoencoder's loss is the weighted error of :math:`D(E(x) + \sigma_z \epsilon)`, see
-:mod:`appa.training.losses`; the denoiser's is that of
-:meth:`appa.diffusion.denoiser.Denoiser.loss` on standardized latents
+:mod:`appa.training.losses`, where :math:`x` may be the departure of a state from the normals, and
+may be rotated. Circular convolutions do the same in every latent cell, so that a rotation by whole
+cells is nothing new to them; by a part of a cell, it is weather the training years do not have. The
+denoiser's is that of :meth:`appa.diffusion.denoiser.Denoiser.loss` on standardized latents
 
 .. math:: \frac{z + \sigma_z \epsilon - \mu}{\sqrt{s^2 + \sigma_z^2}} , \qquad
     t \sim \mathcal{U}(0, 1) , \quad \sigma_t \text{ of the rectified schedule} .
@@ -19,7 +21,7 @@ from ..diffusion.denoiser import Denoiser
 from ..nn.autoencoder import Autoencoder
 from .losses import WeightedError
 
-__all__ = ["Denoising", "Reconstruction"]
+__all__ = ["Denoising", "Reconstruction", "rotate"]
 
 
 class Reconstruction(nn.Module):
@@ -29,21 +31,59 @@ class Reconstruction(nn.Module):
         network: The autoencoder.
         criterion: The error of reconstructions.
         noise: The latent noise :math:`\sigma_z`.
+        normals: What is subtracted from states, with shape :math:`(C, H, W)`, or nothing.
+        rotations: Whether states are rotated.
     """
 
-    def __init__(self, network: Autoencoder, criterion: WeightedError, noise: float):
+    normals: Tensor | None
+
+    def __init__(
+        self,
+        network: Autoencoder,
+        criterion: WeightedError,
+        noise: float,
+        normals: Tensor | None = None,
+        rotations: bool = False,
+    ):
         super().__init__()
         self.network, self.criterion, self.noise = network, criterion, noise
+        self.rotations = rotations
+        self.register_buffer("normals", normals, persistent=False)
 
-    def states(self, x: Tensor) -> Tensor:
-        r"""The states of windows of one hour, as convolutions take them fastest."""
-        fast = torch.channels_last if x.is_cuda else torch.contiguous_format
-        return x[:, 0].to(self.criterion.area.dtype, memory_format=fast)
+    def states(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
+        r"""What the network sees of windows of one hour: states or their departures, rotated if
+        told so, laid out as convolutions take them fastest."""
+        x = x[:, 0].to(self.criterion.area.dtype)
+        x = x if self.normals is None else x - self.normals
+        x = x if turns is None else rotate(x, turns)
+        return x.contiguous(
+            memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format
+        )
 
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        r"""The losses :math:`(B)` of states :math:`(B, 1, C, H, W)`, given standard noise."""
-        x = self.states(x)
-        return self.criterion(self.network(x, self.noise * noise), x)
+    def forward(self, x: Tensor, noise: Tensor, turns: Tensor) -> Tensor:
+        r"""The losses :math:`(B)` of states.
+
+        Arguments:
+            x: States, with shape :math:`(B, 1, C, H, W)`.
+            noise: Standard noise that becomes latent noise, with shape :math:`(B, c, h, w)`.
+            turns: The longitude that becomes the first, with shape :math:`(B)`; without
+                rotations it stays where it is.
+        """
+        area = self.criterion.area
+        if not self.rotations:
+            x = self.states(x)
+        else:
+            x = self.states(x, turns)
+            if area.shape[-1] > 1:  # coasts turn with the states
+                area = rotate(area.expand(len(x), -1, -1, -1), turns)
+        return self.criterion(self.network(x, self.noise * noise), x, area)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    r"""Fields :math:`(B, C, H, W)` with longitude :math:`t_b` of each, from :math:`(B)`, first."""
+    longitude = torch.arange(x.shape[-1], device=x.device)
+    index = (longitude + turns[:, None]) % x.shape[-1]
+    return x.gather(-1, index[:, None, None].expand_as(x))
 
 
 class Denoising(nn.Module):

@@ -25,6 +25,7 @@ from ..nn.layers import softclip
 from ..sections import Training
 from ..tasks.building import build_autoencoder, build_denoiser
 from ..tasks.folders import write_config, write_statistics
+from ..tasks.normals import read_normals
 from .losses import WeightedError
 from .noise import keys, normal, uniform
 from .objectives import Denoising, Reconstruction
@@ -43,7 +44,7 @@ VALIDATION_SEED = 20_250_101  # of the windows and the noise that validation alw
 SIGMAS = (1e-2, 1e-1, 1.0, 1e1, 1e2)  # edges of the bins that the denoiser's loss is told in
 
 # streams of random numbers
-NOISE, LATENT_NOISE, TIME = 0, 1, 2
+NOISE, LATENT_NOISE, TIME, TURNS = 0, 1, 2, 3
 
 
 class Task(ABC):
@@ -219,7 +220,8 @@ class AutoencoderTask(Task):
         undefined = statistics["undefined"].values if "undefined" in statistics else None
         self.criterion = WeightedError(self.channels, config.grid.weights, undefined, *weights)
         noise = config.autoencoder.latent_noise
-        self.objective = Reconstruction(network, self.criterion, noise)
+        normals = read_normals(config, statistics)
+        self.objective = Reconstruction(network, self.criterion, noise, normals, given.rotations)
         super().__init__(config, store, network, self.objective)
         self.statistics = statistics
         self.standardizer = Standardizer.from_config(config, statistics, undefined)
@@ -237,7 +239,8 @@ class AutoencoderTask(Task):
         return {"standardizer": self.standardizer}
 
     def inputs(self, x: Tensor, clock: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        return x, normal(keys, self.network.latent_shape, LATENT_NOISE)
+        turns = (uniform(keys, TURNS) * x.shape[-1]).long()
+        return x, normal(keys, self.network.latent_shape, LATENT_NOISE), turns
 
     @torch.no_grad()
     def metrics(self, batches: Validation, ranks: Ranks) -> dict[str, float]:
@@ -273,7 +276,8 @@ class AutoencoderTask(Task):
     @torch.no_grad()
     def figure(self, batch: Batch) -> Figure | None:
         x = self.objective.states(batch[0][:1].to(self.device))
-        x, y = (t[0].float().cpu().numpy() for t in (x, self.network(x)))
+        normals = 0 if self.objective.normals is None else self.objective.normals
+        x, y = ((t[0] + normals).float().cpu().numpy() for t in (x, self.network(x)))
         return draw_reconstruction(x, y, self.channels)
 
 
