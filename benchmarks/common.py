@@ -9,7 +9,7 @@ import json
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 GIB = 2**30
+BEGUN = time.perf_counter()
 
 #: The rows of a section: what each is called, and what measures it.
 Rows = Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
@@ -81,27 +82,29 @@ def measure(
         function: What is called.
         device: Where it runs.
         rounds: The number of calls that count, at least one.
-        enough: The seconds after which no more calls are made; the first then counts if it is the
-            only one.
+        enough: The seconds after which no more calls are made. The first, which may compile, is
+            among them only if it takes six times as many; it then counts.
 
     Returns:
-        Of `seconds` and `gibibytes`: on CUDA the largest allocation, weights and all; elsewhere
-        the growth of the resident set.
+        Of `seconds` and `gibibytes`: on CUDA the largest allocation after the first call, weights
+        and all; elsewhere the growth of the resident set.
     """
     release(device)
-    before = 0 if device.type == "cuda" else peak("VmRSS")
+    cuda = device.type == "cuda"
+    before = 0 if cuda else peak("VmRSS")
     found: list[float] = []
-    begun = time.perf_counter()
     for _ in range(rounds + 1):
         start = time.perf_counter()
         result = function()
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
         del result
-        if time.perf_counter() - begun > enough:
+        if sum(found[1:]) > enough or found[0] > 6 * enough:
             break
-    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak() - before
+        if cuda and len(found) == 1:  # kernels were tried out, with workspaces of any size
+            torch.cuda.reset_peak_memory_stats()
+    memory = torch.cuda.max_memory_allocated() if cuda else peak() - before
     return {"seconds": min(found[1:] or found), "gibibytes": max(memory, 0) / GIB}
 
 
@@ -133,6 +136,7 @@ def arguments_of(description: str | None, file: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="SECTION", help="by default all, in order")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds of a section")
+    parser.add_argument("--seconds", type=float, help="of all sections together")
     parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
     parser.add_argument("--output", type=Path, default=Path(file).with_suffix(".json"))
     return parser
@@ -147,12 +151,14 @@ class Report:
     Arguments:
         path: The file.
         head: What is told of the machine and the sizes.
-        only: The sections to run, if not all.
-        limit: The seconds that each may take.
+        arguments: `only`, the sections to run, if not all; `limit`, the seconds that each may take;
+            and `seconds`, those of the whole process, if they are limited.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any], only: Sequence[str] | None, limit: float):
-        self.path, self.only, self.limit = path, only, limit
+    def __init__(self, path: Path, head: dict[str, Any], arguments: argparse.Namespace):
+        self.path, self.only, self.limit = path, arguments.only, arguments.limit
+        self.end = None if arguments.seconds is None else BEGUN + arguments.seconds
+        only = self.only
         known = json.loads(path.read_text())["sections"] if only and path.exists() else {}
         self.result: dict[str, Any] = {**head, "sections": known}
         print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
@@ -170,8 +176,12 @@ class Report:
         found: list[dict[str, Any]] = []
         begun = time.perf_counter()
         self.result["sections"][name] = {"rows": found}
+        limit = self.limit if self.end is None else min(self.limit, self.end - begun)
+        if limit <= 0:
+            rows = ()
+            found.append({"failed": "no time was left"})
         try:
-            with limited(self.limit):
+            with limited(max(limit, 1.0)):
                 for label, row in guarded(rows):
                     found.append(label | row)
                     write_json(self.path, self.result)

@@ -1,6 +1,6 @@
 r"""What does it cost at 0.25°, on one GPU? A guided evaluation, its parts, and how they grow.
 
-    python benchmarks/full_size.py [--only SECTION ...] [--limit 240] [--output FILE]
+    python benchmarks/full_size.py [--only SECTION ...] [--seconds 300] [--output FILE]
 
 The preset `era5-0.25deg` with fresh weights, which cost what trained ones do: a guided evaluation
 (MMPS, two iterations of GMRES) of one window of 24 hours with 10,277 stations and one polar
@@ -18,25 +18,19 @@ orbiter, against the plain way in the same run, see `windows.py`. Sections:
 - reanalysis: whole ones by the trained model `planet`.
 
 Rows are on disk as they are found. A section that is cut off by its limit, or a row that does not
-fit in memory, says so, and the rest goes on; with `--only`, the file's other sections stay.
+fit in memory, says so, and the rest goes on until the seconds of the whole run are over; with
+`--only`, the file's other sections stay.
 """
 
 from __future__ import annotations
 
 import torch
+from bench import Bench
 from common import Report, arguments_of, machine
-from sections import (
-    Bench,
-    grids,
-    guided,
-    inside,
-    lengths,
-    observed,
-    parts,
-    profile,
-    reanalysis,
-    speed,
-)
+from evaluations import grids, guided, lengths, observed, reanalysis
+from passes import inside, parts, profile, speed
+
+from appa.nn import layers
 
 GRIDS = ("planet", "planet-large", "era5-1.5deg", "era5-0.25deg")
 
@@ -54,7 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device, preset = torch.device(arguments.device), arguments.preset
     cuda, full = device.type == "cuda", preset == "era5-0.25deg"
-    precision = arguments.precision or ("bfloat16" if cuda else "float32")
+    precision = arguments.precision or ("float16" if cuda else "float32")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
 
@@ -71,8 +65,8 @@ def main() -> None:
         "TFLOP/s": round(main.rate / 1e12, 3),
         "floor of an evaluation": round(main.floor(main.config.window), 4),
     }
-    report = Report(arguments.output, head, arguments.only, arguments.limit)
-    compiled = cuda and not arguments.eager
+    report = Report(arguments.output, head, arguments)
+    compiled, layers.FUSED = cuda and not arguments.eager, not arguments.eager
     counts = [10**k for k in range(3, 9) if 10**k <= arguments.most]
     report.section("speed", speed(main))
     report.section("guided", *guided(main, arguments.members))

@@ -11,8 +11,10 @@ the last have fresh weights. Nothing is compiled.
 from __future__ import annotations
 
 import torch
+from bench import Bench
 from common import Report, arguments_of, machine
-from sections import Bench, guided, inside, lengths, observed, parts, reanalysis, speed
+from evaluations import guided, lengths, observed, reanalysis
+from passes import inside, parts, speed
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
         "TFLOP/s": round(bench.rate / 1e12, 4),
         "floor of an evaluation": round(bench.floor(bench.config.window), 4),
     }
-    report = Report(arguments.output, head, arguments.only, arguments.limit)
+    report = Report(arguments.output, head, arguments)
     report.section("speed", speed(bench))
     report.section("guided", *guided(bench, arguments.members))
     report.section("inside", inside(bench))

@@ -13,13 +13,13 @@ the same answer:
   `torch.func.jvp`, which decodes once more for each, and the solver is azula's.
 - appa: :class:`appa.diffusion.guidance.mmps.MMPS`.
 
-Both run in the same precision, which is autocast's where it is not single.
+In both, networks run in the same precision, which is autocast's where it is not single.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.folders import NORMALS, gather
 from appa.tasks.model import Model
 from appa.tasks.posterior import StatesLikelihood
+from appa.tasks.precision import Precision
 
 __all__ = ["SIGMA", "World", "operations"]
 
@@ -76,7 +77,8 @@ class World:
         stations: int | None = None,
     ):
         self.config = config = load_config(preset)
-        self.device, self.dtype = device, getattr(torch, precision)
+        #: The precision that networks are evaluated in.
+        self.device, self.precision = device, Precision(precision, device)
         self.iterations, self.window = iterations, config.window
         torch.manual_seed(0)
         latents = config.latent_shape
@@ -98,12 +100,6 @@ class World:
         self._all: list[HourOperator] | None = None
         self._covariances: dict[int, WindowCovariance] = {}
         self.guidance = MMPS(iterations=iterations)
-
-    def precision(self) -> Any:
-        r"""The precision that networks are evaluated in."""
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
 
     def noisy(self, members: int, hours: int | None = None) -> Tensor:
         shape = (members, hours or self.window, *self.config.latent_shape)
@@ -134,7 +130,8 @@ class World:
         n = sum(len(op) for op in operators if op is not None)
         if n not in self._covariances:  # the identity, whatever is observed
             self._covariances[n] = WindowCovariance(operators, None, self.space, "none")
-        return StatesLikelihood(self.model, operators, self._covariances[n], at_once)
+        covariance = self._covariances[n]
+        return StatesLikelihood(self.model, operators, covariance, at_once, self.precision)
 
     def _some(self, hour: int, op: HourOperator, n: int) -> HourOperator:
         if n > len(op):
@@ -207,8 +204,8 @@ class World:
 
     def appa(self, z_t: Tensor, likelihood: StatesLikelihood) -> Tensor:
         r"""A guided evaluation, as the package does it."""
-        with self.precision():
-            return self.guidance(self.denoise, z_t, SIGMA, likelihood)
+        denoiser = self.precision.denoiser(self.model.denoiser)
+        return self.guidance(lambda z: denoiser(z, SIGMA, self.clock), z_t, SIGMA, likelihood)
 
     def trajectory(self, hours: int, operators: list[Any]) -> tuple[TrajectoryDenoiser, Tensor]:
         r"""A denoiser of composed windows, each guided, and a noisy trajectory. Observations of a
@@ -219,10 +216,16 @@ class World:
         for start in range(0, hours - self.window + 1, stride):
             turn = start % self.window
             here = [*operators[turn:], *operators[:turn]]
-            windows.append(StatesLikelihood(self.model, here, day.covariance))
+            windows.append(
+                StatesLikelihood(self.model, here, day.covariance, precision=self.precision)
+            )
         times = START + np.arange(hours) * np.timedelta64(1, "h")
         denoiser = TrajectoryDenoiser(
-            self.model.denoiser, times, stride, guidance=self.guidance, likelihoods=windows
+            self.precision.denoiser(self.model.denoiser),
+            times,
+            stride,
+            guidance=self.guidance,
+            likelihoods=windows,
         )
         return denoiser, self.noisy(1, hours)
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     worker = Worker(plan if plan.processes == 1 else replace(plan, device="cpu"))
     first, last = args.between.split(",") if args.between else split_of(worker)
     dates = choose_dates(worker.store, plan.before, plan.after, args.dates, first, last)
+    apart(worker, dates)
     names = {job.name for job in worker.jobs(0)}
     for name in plan.only:
         if name not in names:
@@ -114,6 +115,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--climatology", default=plan.climatology, help="its file, `none` for none")
     add("--covariance", help="of optimal interpolation, which is left out without")
     add("--tuned", help="its settings, see: appa baseline tune")
+    add("--interpolated", default="", help="its windows besides the first, hours with commas")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--processes", type=int, default=1, help="how many share the device")
     add("--batch", type=int, help="members drawn at once; as many as memory allows")
@@ -144,6 +146,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
             settings[key] = json.loads(value)
         except ValueError:  # a word
             settings[key] = value
+    if args.tuned and not args.covariance:
+        raise SystemExit("settings of optimal interpolation were given, and no covariance of it")
     if args.source not in (windows := tuple(map(int, words(args.windows)))):
         raise SystemExit(f"forecasts start from {args.source} hours, which is no window: {windows}")
     return Plan(
@@ -166,6 +170,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         climatology=None if args.climatology == "none" else args.climatology,
         covariance=args.covariance,
         tuned=args.tuned,
+        interpolated=tuple(map(int, words(args.interpolated))),
         device=args.device,
         processes=args.processes,
         batch=args.batch,
@@ -218,6 +223,18 @@ def choose_dates(
         )
     order = np.argsort((np.arange(len(found)) * (np.sqrt(5) - 1) / 2) % 1)
     return [found[k] for k in order[:count]]
+
+
+def apart(worker: Worker, dates: Sequence[np.datetime64]) -> None:
+    r"""Raises where what optimal interpolation knows was tuned on a date, or estimated from it."""
+    for now in dates if worker.covariance is not None else ():
+        times = now - HOUR * np.arange(worker.plan.before)[::-1]
+        worker.tuned.untouched(times)
+        if seen := worker.covariance.seen(times):
+            raise DataError(
+                f"the covariance was estimated from {seen}, and {now.astype('datetime64[h]')} is "
+                "among these hours; estimate it from training years: appa baseline covariance"
+            )
 
 
 # ---------------------------------------------------------------- work
@@ -314,8 +331,20 @@ def about(worker: Worker, place: str, dates: Sequence[np.datetime64]) -> dict[st
         "satellites": len(network.satellites),
         "settings": worker.settings.model_dump(),
         "window": model.config.window,
+        "interpolation": interpolation(worker),
         "variations": [[v.product, v.name, v.group, plan.hours_of(v)] for v in plan.variations],
     }
+
+
+def interpolation(worker: Worker) -> dict[str, Any] | None:
+    r"""What optimal interpolation was estimated from, and tuned on."""
+    if worker.covariance is None:
+        return None
+    keys = ("hours", "stretches", "first_time", "last_time", "explained")
+    known = worker.covariance.dataset.attrs
+    found = {key: known[key] for key in keys if key in known}
+    found = {key: v.item() if hasattr(v, "item") else v for key, v in found.items()}
+    return found | {"windows": list(worker.plan.controlled), "settings": asdict(worker.tuned)}
 
 
 if __name__ == "__main__":

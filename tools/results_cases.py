@@ -60,6 +60,7 @@ class Worker(Draws):
     def __init__(self, plan: Plan):
         super().__init__(plan)
         self.covariance = Covariance.load(plan.covariance) if plan.covariance else None
+        self.tuned = Tuned.load(plan.tuned) if plan.tuned else Tuned()
         self.took: dict[str, float] = {}
 
     # ---------------------------------------------------------------- what there is to do
@@ -83,11 +84,12 @@ class Worker(Draws):
         found.insert(1, Job("baselines", names, self._baselines))
         found.insert(2, Job("forecast-full", ("forecast-full",), self._full))
         found.insert(3, Job("prior", ("prior",), self._prior))
-        if self.covariance is not None:
-            hours = plan.windows[0]
-            kinds = ("interpolation", "interpolation-ranks", "interpolation-spectra")
+        for hours in plan.controlled if self.covariance is not None else ():
+            kinds = ["interpolation"]
+            if hours == plan.windows[0]:
+                kinds += ["interpolation-ranks", "interpolation-spectra"]
             names = tuple(f"{kind}-{hours}" for kind in kinds)
-            found.append(Job("interpolation", names, self._interpolation))
+            found.append(Job(names[0], names, partial(self._interpolation, hours)))
         for v in plan.variations if number % plan.each == 0 else ():
             if self._varies(v):
                 found.append(Job(v.product, (v.product,), partial(self._variation, v)))
@@ -254,9 +256,9 @@ class Worker(Draws):
         ahead = self.states(drawn, [lead - 1 for lead in self.plan.leads])
         return {"prior": self.averages(ahead, drawn.cost)}
 
-    def _interpolation(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
+    def _interpolation(self, hours: int, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
         assert self.covariance is not None
-        plan, hours = self.plan, self.plan.windows[0]
+        plan = self.plan
         begun = time.perf_counter()
         ds = interpolate(
             self.covariance,
@@ -265,13 +267,16 @@ class Worker(Draws):
             hours,
             members=plan.members,
             seed=plan.seed,
-            settings=Tuned.load(plan.tuned) if plan.tuned else None,
+            settings=self.tuned,
             batch=plan.members,
             device=self.model.device,
         )
         cost = {"seconds": (time.perf_counter() - begun) / plan.members}
+        cost |= {"solver_residual": ds.attrs["residual"], "iterations": ds.attrs["iterations"]}
         ds = ds.isel(time=scored_hours(hours))
         found = {f"interpolation-{hours}": self.averages(ds, cost)}
+        if hours != plan.windows[0]:
+            return found
         found[f"interpolation-ranks-{hours}"] = self._ranks(ds)
         two = ds.isel(time=sorted({(ds.sizes["time"] - 1) // 2, ds.sizes["time"] - 1}))
         few = self._few(ds)

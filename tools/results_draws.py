@@ -64,7 +64,7 @@ class Draws:
         self.now = np.datetime64(0, "ns")
         self.truth = xr.Dataset()
         self.seen: dict[Any, Observations] = {}
-        self.most: dict[int, tuple[int, int | None]] = {}
+        self.most: dict[tuple[str, int, int], tuple[int, int | None]] = {}
 
     def load(self, now: np.datetime64) -> None:
         r"""Reads the hours of a date that are observed or scored."""
@@ -146,13 +146,18 @@ class Draws:
     def draw(self, posterior: Posterior) -> Drawn:
         r"""Draws members, all at once where they fit in memory."""
         plan, model, guidance = self.plan, self.model, posterior.guidance
-        observed = min(posterior.window, sum(op is not None for op in posterior.operators))
         most, posterior.at_once = plan.batch or 0, None
         if not most:
+            sizes = sorted(len(op) for op in posterior.operators if op is not None)
+            sizes = sizes[-posterior.window :]  # a window has no more
+            seen = 1 << sum(sizes).bit_length()  # or fewer: dates differ by a little
             # what was found at first: what this process keeps for itself is not free, but its own
-            if observed not in self.most:
-                self.most[observed] = affordable(model, observed, plan.processes)
-            most, posterior.at_once = self.most[observed]
+            key = (posterior.settings.model_dump_json(), len(sizes), seen)
+            if key not in self.most:
+                self.most[key] = affordable(
+                    model, posterior.settings, len(sizes), seen, plan.processes
+                )
+            most, posterior.at_once = self.most[key]
         chunks = [range(k, min(k + most, plan.members)) for k in range(0, plan.members, most)]
         parts, residuals, products = [], [], 0
         with Meter(model) as meter:

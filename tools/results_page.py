@@ -20,13 +20,16 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from prior_page import number, table
+from results_cells import SCORES, change, digits_of, heads, span
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
 from results_scores import ALL, Results, concat
+from results_structure import balanced, energies
 
 from appa.evaluation.comparison import compare
 from appa.evaluation.dates import over_dates
@@ -39,48 +42,9 @@ RESULTS = ROOT / "docs" / "results"
 TEMPLATE = Path(__file__).with_suffix(".md")
 FORECAST = ("t2m", "z500")  # channels of the table of forecasts
 TOLD = (6, 24, 48, 72)  # lead times of tables
-SCORES = {"skill": "skill", "crps": "CRPS", "ratio": "spread / skill"}
 
 
 # ---------------------------------------------------------------- tables
-
-
-def span(at: xr.Dataset, score: str) -> str:
-    r"""A score with its interval, in the unit shown."""
-    scale = 1.0 if score == "ratio" else look_of(at)[0]
-    value = scale * float(at[score])
-    digits = _digits(value)
-    told = number(value, digits)
-    if f"{score}_low" not in at or not np.isfinite(at[f"{score}_low"]):
-        return told
-    low, high = (number(scale * float(at[f"{score}_{end}"]), digits) for end in ("low", "high"))
-    return f"{told} ({low}–{high})"
-
-
-def change(found: xr.Dataset, channel: str, score: str = "crps") -> str:
-    r"""A difference in percent with its interval, bold where it is real."""
-    at = found.isel(region=0).sel(channel=channel)
-    base = float(at[f"{score}_a"])
-    words = [f"{score}_{key}" for key in ("difference", "low", "high")]
-    d, low, high = (number(100 * float(at[w]) / base, 1) for w in words)
-    told = f"{d} % ({low} to {high})" if low != "·" else f"{d} %"
-    return f"**{told}**" if bool(at[f"{score}_real"]) else told
-
-
-def _digits(value: float) -> int:
-    if not np.isfinite(value) or value == 0:
-        return 2
-    return int(np.clip(2 - np.floor(np.log10(abs(value))), 0, 4))
-
-
-def heads(results: Results, channels: Sequence[str], score: str) -> list[str]:
-    r"""Channels with their units."""
-    sample = next(iter(results.of(results.main).values()))
-    found = []
-    for channel in channels:
-        unit = look_of(sample.sel(channel=channel))[1]
-        found.append(channel if score == "ratio" or channel == ALL else f"{channel}, {unit}")
-    return found
 
 
 def about(results: Results) -> str:
@@ -88,7 +52,7 @@ def about(results: Results) -> str:
     found = sorted(results.parts[results.main])
     years = sorted({int(str(now.astype("datetime64[Y]"))) for now in found})
     rows = [
-        ["model", f"{told['model']} (appa {told['version']})"],
+        ["model", f"{Path(told['model']).name} (appa {told['version']})"],
         ["dates", f"{len(found)}, of {len(years)} held-out members ({years[0]}–{years[-1]})"],
         ["members of an ensemble", str(told["members"])],
         ["stations, satellites", f"{told['stations']}, {told['satellites']}"],
@@ -96,31 +60,52 @@ def about(results: Results) -> str:
     ]
     keys = ("sampler", "steps", "guidance", "solver", "iterations", "tolerance", "representation")
     rows.append(["settings", ", ".join(f"{k} {told['settings'][k]}" for k in keys)])
+    rows.append(["hours the model sees at once", str(told["window"])])
+    if oi := told.get("interpolation"):
+        rows.append(["interpolation's covariance", _estimated(oi)])
+        rows.append(["interpolation's settings", _tuned(oi["settings"])])
     return table(("what", "which"), rows)
+
+
+def _estimated(oi: dict[str, Any]) -> str:
+    when = f"{oi['first_time']} to {oi['last_time']}" if "first_time" in oi else "unknown times"
+    return f"{oi.get('hours', '?')} hours of {when}"
+
+
+def _tuned(settings: dict[str, Any]) -> str:
+    told = ", ".join(f"{k} {v}" for k, v in settings.items() if k != "tuned" and v is not None)
+    on = ", ".join(f"{a} to {b}" for a, b in settings["tuned"])
+    return f"{told}; " + (f"tuned on {on}" if on else "as they are by default, not tuned")
 
 
 def windows(results: Results) -> str:
     parts = []
     for words, last in (("reanalysis, all hours", False), ("filter, the last hour", True)):
-        scores = results.by_window(last).isel(region=0)
+        scores, others = results.by_window(last).isel(region=0), None
+        if f"interpolation-{results.first}" in results.parts:
+            others = results.by_window(last, "interpolation").isel(region=0)
         for score in ("skill", "crps", "ratio"):
             rows = []
-            for hours in scores["lead_time"].values:
-                at = scores.sel(lead_time=hours)
-                cells = [span(at.sel(channel=c), score) for c in results.shown]
-                rows.append([f"{hours:.0f} h", *cells])
-            header = [f"{words}: {SCORES[score]}", *heads(results, results.shown, score)]
+            for name, by in {"": scores, "interpolation, ": others}.items():
+                for hours in by["lead_time"].values if by is not None else ():
+                    at = by.sel(lead_time=hours)
+                    cells = [span(at.sel(channel=c), score) for c in results.shown]
+                    rows.append([f"{name}{hours:.0f} h", *cells, str(by.attrs["dates"])])
+            header = [f"{words}: {SCORES[score]}", *heads(results, results.shown, score), "dates"]
             parts.append(table(header, rows))
     return "\n".join(parts)
 
 
 def saturation(results: Results) -> str:
     r"""What the next longer window changes, of the same last hour."""
-    rows, lengths = [], results.windows
-    for a, b in itertools.pairwise(lengths):
-        found = compare(*(results.runs(f"reanalysis-{h}", last=True) for h in (a, b)))
-        rows.append([f"{a} → {b} h", *(change(found, c) for c in results.shown)])
-    return table(["CRPS of the filter", *results.shown], rows)
+    rows = []
+    for kind, words in (("reanalysis", ""), ("interpolation", "interpolation, ")):
+        lengths = [h for h in results.about["windows"] if f"{kind}-{h}" in results.parts]
+        for a, b in itertools.pairwise(lengths):
+            found = compare(*(results.runs(f"{kind}-{h}", last=True) for h in (a, b)))
+            cells = [change(found, c) for c in results.shown]
+            rows.append([f"{words}{a} → {b} h", *cells, str(found.attrs["dates"])])
+    return table(["CRPS of the filter", *results.shown, "dates"], rows)
 
 
 def forecasts(results: Results) -> str:
@@ -133,12 +118,36 @@ def forecasts(results: Results) -> str:
     for channel in [c for c in (ALL, *FORECAST) if c in results.shown]:
         for score in ("crps", "skill"):
             rows = [
-                [name, *(span(_at(ds, h, channel), score) for h in leads)]
+                [name, *(span(_at(ds, h, channel), score) for h in leads), str(ds.attrs["dates"])]
                 for name, ds in scores.items()
             ]
             head = heads(results, [channel], score)[0]
-            header = [f"{SCORES[score]}, {head}", *(f"{h:.0f} h" for h in leads)]
+            header = [f"{SCORES[score]}, {head}", *(f"{h:.0f} h" for h in leads), "dates"]
             parts.append(table(header, rows))
+    return "\n".join(parts)
+
+
+def gains(results: Results) -> str:
+    r"""Forecasts against what stands beside them, of the same dates and hours."""
+    parts = []
+    for name in ("forecast", "full-state"):
+        if SYSTEMS[name] not in results.parts:
+            continue
+        run, rows = results.leads_of(SYSTEMS[name]), []
+        leads = [h for h in TOLD if h in run["lead_time"].values] or run["lead_time"].values[-1:]
+        for other, product in SYSTEMS.items():
+            if other in ("forecast", name) or product not in results.parts:
+                continue
+            found = compare(results.leads_of(product), run)
+            single = product == "persistence-truth"  # whose CRPS is an absolute error
+            for channel in [c for c in (ALL, *FORECAST) if c in results.shown]:
+                for score in ("crps", "skill")[: 1 + single]:
+                    cells = [change(found.sel(lead_time=h), channel, score) for h in leads]
+                    words = f", {SCORES[score]}" if score != "crps" else ""
+                    rows.append([f"{other}, {channel}{words}", *cells])
+        header = [f"CRPS of the {name} forecast against", *(f"{h:.0f} h" for h in leads)]
+        header[0] = header[0].replace("forecast forecast", "forecast")
+        parts.append(table(header, rows))
     return "\n".join(parts)
 
 
@@ -152,6 +161,9 @@ def spread(results: Results) -> str:
     for words, last in (("reanalysis", False), ("filter", True)):
         by = results.by_window(last).sel(lead_time=results.first)
         columns[f"{words}, {results.first} h"] = by
+    if f"interpolation-{results.first}" in results.parts:
+        by = results.by_window(False, "interpolation").sel(lead_time=results.first)
+        columns[f"interpolation, {results.first} h"] = by
     for name in ("forecast", "full-state"):
         if SYSTEMS[name] in results.parts:
             by = results.by_lead(SYSTEMS[name])
@@ -199,7 +211,11 @@ def interpolation(results: Results) -> str:
         for score in ("skill", "crps"):
             cells = [change(ds, c, score) for c in results.shown]
             rows.append([f"{words}, {SCORES[score]}", *cells])
-    return table(["against optimal interpolation", *results.shown], rows)
+    costs = [ds.attrs for ds in results.parts[product].values()]
+    worst = max(c["solver_residual"] for c in costs)
+    most = max(int(c["iterations"]) for c in costs)
+    told = f"Its systems are solved to a residual of {worst:.2g} at most, in {most} iterations.\n"
+    return table(["against optimal interpolation", *results.shown], rows) + "\n" + told
 
 
 def variations(results: Results) -> str:
@@ -228,7 +244,7 @@ def variations(results: Results) -> str:
         at = found.sel(channel=channel)
         scale = look_of(runs.sel(channel=channel))[0]
         values = [(scale if s != "ratio" else 1.0) * float(at[f"{s}_b"]) for s in SCORES]
-        cells = [number(v, _digits(v)) for v in values]
+        cells = [number(v, digits_of(v)) for v in values]
         delta = "" if product == reference else change(found.expand_dims("region"), channel)
         cells.insert(2, delta)
         costs = [ds.attrs for ds in results.parts[product].values()]
@@ -267,8 +283,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "saturation": saturation,
     "reconstruction": reconstruction,
     "forecasts": forecasts,
+    "gains": gains,
     "spread": spread,
     "ranks": ranks,
+    "energies": energies,
+    "balances": balanced,
     "interpolation": interpolation,
     "variations": variations,
 }

@@ -94,6 +94,7 @@ class Plan:
     climatology: str | None = "planet"
     covariance: str | None = None
     tuned: str | None = None
+    interpolated: tuple[int, ...] = ()
     device: str = "cpu"
     processes: int = 1
     batch: int | None = None
@@ -103,6 +104,11 @@ class Plan:
     def before(self) -> int:
         r"""The hours that are observed at most, until now."""
         return max(self.windows)
+
+    @property
+    def controlled(self) -> tuple[int, ...]:
+        r"""The windows that optimal interpolation stands beside, the first among them."""
+        return tuple(dict.fromkeys((self.windows[0], *self.interpolated)))
 
     def hours_of(self, v: Variation) -> int:
         r"""The hours of a variation's window."""

@@ -112,13 +112,18 @@ class Results:
         return over_dates(joined.transpose("region", "init_time", "lead_time", "channel"))
 
     @cache  # noqa: B019
-    def by_lead(self, product: str) -> xr.Dataset:
-        r"""Scores by lead time."""
+    def leads_of(self, product: str) -> xr.Dataset:
+        r"""The means of all dates by lead time, for :func:`compare`."""
         parts = [
             by_lead(ds.isel(time=np.flatnonzero(ds["time"].values > now)), now)
             for now, ds in self.of(product).items()
         ]
-        return over_dates(concat(parts, "init_time"))
+        return concat(parts, "init_time")
+
+    @cache  # noqa: B019
+    def by_lead(self, product: str) -> xr.Dataset:
+        r"""Scores by lead time."""
+        return over_dates(self.leads_of(product))
 
     @cache  # noqa: B019
     def by_hour(self, product: str) -> xr.Dataset:

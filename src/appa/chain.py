@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from .tasks.model import Model
     from .tasks.settings import Settings
 
-__all__ = ["LEADS", "Chain", "check_fits", "check_free", "run", "save_scores", "tables"]
+__all__ = [
+    "LEADS",
+    "Chain",
+    "check_begun",
+    "check_fits",
+    "check_free",
+    "run",
+    "save_scores",
+    "tables",
+]
 
 LEADS = (6, 24, 48)  # hours ahead that are told
 NAMES = tuple(channel.name for channel in CHANNELS)
@@ -102,7 +111,9 @@ def run(
     """
     from .evaluation.baselines import climate, persistence
     from .evaluation.ensembles import averages
+    from .observations.reading import read_observations
     from .tasks.assimilation import forecast, reanalysis
+    from .tasks.ensembles import provenance
 
     check_fits(model, truth)
     check_free(directory)
@@ -117,11 +128,17 @@ def run(
         "workers": workers,
     }
 
-    tell(f"drawing the reanalysis, {members} members of {hours} hours")
-    seen = [day.table, day.swath]
-    shutil.rmtree(out["analysis"], ignore_errors=True)
-    where: dict[str, Any] = {"out": out["analysis"], "latents": True}
-    analysis = reanalysis(model, seen, times[0], hours, **where, **common)
+    seen = read_observations([day.table, day.swath], levels=model.config.data.levels)
+    seen = seen.between(times[0], hours)
+    attrs = provenance(model, "reanalysis", seed=seed, settings=settings, observations=seen)
+    analysis = _whole(out["analysis"], attrs, members) if _unfinished(out["forecast"]) else None
+    if analysis is not None:
+        tell(f"{out['analysis']} is whole: going on from it")
+    else:
+        tell(f"drawing the reanalysis, {members} members of {hours} hours")
+        shutil.rmtree(out["analysis"], ignore_errors=True)
+        where: dict[str, Any] = {"out": out["analysis"], "latents": True}
+        analysis = reanalysis(model, seen, times[0], hours, **where, **common)
     tell(f"drawing the forecast, {members} members of {ahead} hours")
     shutil.rmtree(out["forecast"], ignore_errors=True)
     later = forecast(model, analysis, ahead, out=out["forecast"], **common)
@@ -153,6 +170,82 @@ def check_free(directory: Path) -> None:
             attrs = {}
         if path.exists() and "model_digest" not in attrs:
             raise StoreError(f"{path} is in the way: it is no ensemble of Appa's; move it")
+
+
+def check_begun(
+    directory: Path,
+    model: Model,
+    truth: xr.Dataset,
+    hours: int,
+    *,
+    members: int,
+    settings: Settings,
+    seed: int = 0,
+) -> None:
+    r"""Raises where a chain was begun in a folder otherwise, and not finished: before its
+    observations are replaced.
+
+    Arguments:
+        directory: The folder.
+        model, truth, members, settings, seed: As of :func:`run`.
+        hours: The number of hours that are observed.
+    """
+    from .tasks.ensembles import provenance
+    from .tasks.resuming import begun_otherwise, differences
+
+    times = np.datetime_as_string(truth["time"].values, unit="h").tolist()
+    last = settings.model_copy(update={"mode": "sequential"})
+    known = max(hours - settings.past, 0)
+    both = {
+        "analysis": ("reanalysis", settings, times[0], times[hours - 1]),
+        "forecast": ("forecast", last, times[known], times[-1]),
+    }
+    for name, (task, how, first, end) in both.items():
+        path = directory / f"{name}.zarr"
+        before = _begun(path)
+        now = provenance(model, task, seed=seed, settings=how)
+        now |= {"members": members, "first hour": first, "last hour": end}
+        now = {key: value for key, value in now.items() if key in before}
+        told = list(differences({key: before[key] for key in now}, now))
+        if told:
+            raise StoreError(begun_otherwise(_unfinished(path), told, f"folder than {directory}"))
+
+
+def _unfinished(path: Path) -> list[Path]:
+    r"""What an unfinished run has left beside the place of its ensemble."""
+    beside = [path.with_name(path.name + end) for end in (".partial", ".run")]
+    return [place for place in beside if place.exists()]
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    r"""How an unfinished run was begun, as far as it says; nothing where there is none."""
+    run, partial = (path.with_name(path.name + end) for end in (".run", ".partial"))
+    try:
+        found = json.loads((run / "key.json").read_text())
+    except (OSError, ValueError):
+        try:
+            found = json.loads((partial / ".appa" / "ensemble.json").read_text())["attributes"]
+        except (OSError, ValueError, KeyError):
+            return {}
+    keys = ("seed", "settings", "members", "model_digest")
+    begun = {key: found[key] for key in keys if key in found}
+    if "period" in found:
+        first, last = (str(np.datetime64(hour, "h")) for hour in found["period"])
+        begun |= {"first hour": first, "last hour": last}
+    return begun
+
+
+def _whole(path: Path, attrs: dict[str, Any], members: int) -> xr.Dataset | None:
+    r"""The ensemble at a path, if it is there and was made like that."""
+    import xarray as xr
+
+    keys = ("task", "model_digest", "observations_digest", "seed", "settings")
+    try:
+        ds = xr.open_zarr(path)
+    except (OSError, ValueError):
+        return None
+    same = all(str(ds.attrs.get(key)) == str(attrs[key]) for key in keys)
+    return ds if same and ds.sizes["member"] == members else None
 
 
 def tables(chain: Chain) -> dict[str, pd.DataFrame]:

@@ -9,7 +9,6 @@ The command line prints and draws it.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +39,6 @@ __all__ = [
     "observe_planet",
     "summarize",
     "write",
-    "written_whole",
 ]
 
 CHANNELS: tuple[Channel, ...] = (
@@ -175,19 +173,6 @@ def make_folder(directory: str | Path) -> Path:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    r"""Gives a name beside a file to write to, which then becomes the file: it exists complete or
-    not at all."""
-    partial = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix tells writers the format
-    with _told(path):
-        try:
-            yield partial
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@contextmanager
 def _told(path: Path) -> Iterator[None]:
     try:
         yield
@@ -202,17 +187,19 @@ def _told(path: Path) -> Iterator[None]:
 
 def write(day: Day, directory: str | Path) -> list[Path]:
     r"""Writes the observations into a folder, as CSV and NetCDF."""
+    from .observations.records import together
+
     directory = make_folder(directory)
     stations, swath = directory / "stations.csv", directory / "swath.nc"
-
-    with written_whole(stations) as path:
-        day.table.to_csv(path, index=False, float_format="%.8g", date_format="%Y-%m-%dT%H:%M")
     encoding = {name: {"zlib": True, "complevel": 4} for name in day.swath.data_vars}
     encoding["time"] = {"units": "hours since 1900-01-01", "dtype": "int64"}
-    with written_whole(swath) as path:
+    with together([stations, swath], overwrite=True) as paths:
+        day.table.to_csv(
+            paths[stations], index=False, float_format="%.8g", date_format="%Y-%m-%dT%H:%M"
+        )
         day.swath.assign_attrs(
             Conventions="CF-1.11",
             title=f"synthetic satellite observations by the network {day.network.name}",
             source=f"appa {__version__}",
-        ).to_netcdf(path, encoding=encoding)
+        ).to_netcdf(paths[swath], encoding=encoding)
     return [stations, swath]

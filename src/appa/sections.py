@@ -268,11 +268,12 @@ class Sampling(Section):
     given to each of sequential windows; `lag`, drawn again by the next; `new`, the most a window
     adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
     `iterations` or at a relative residual of `tolerance`. MMPS takes as many probes of
-    observables' `curvature`. `representation` is what becomes of the
-    part of states that latents cannot express: its error beside an observation's (`diagonal`, or
-    correlated in time, `temporal`), and, with `residual`, drawn in the end. `background` compares
-    observations with the prior first: beyond `threshold` standard deviations they are left out
-    (`check`), or count for less (`huber`)."""
+    observables' `curvature`, by default 2 of those that are curved. `representation` is what
+    becomes of the part of states that latents cannot express: its error beside an observation's
+    (`diagonal`, or correlated in time, `temporal`), and, with `residual`, drawn in the end.
+    `precision` is that of the networks; `auto` is float16 on CUDA, else float32. `background`
+    compares observations with the prior first: beyond `threshold` standard deviations they are
+    left out (`check`), or count for less (`huber`)."""
 
     sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
     steps: Count = 36
@@ -288,9 +289,10 @@ class Sampling(Section):
     solver: Literal["gmres", "cg"] = "gmres"
     iterations: Count = 20
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    curvature: Number = 0
+    curvature: Number | None = None
     representation: Literal["none", "diagonal", "temporal"] = "temporal"
     residual: Flag = True
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     background: Literal["none", "check", "huber"] = "none"
     threshold: Positive = 5.0
 

@@ -85,7 +85,9 @@ def gmres(A: Product, b: Tensor, iterations: int = 2, tolerance: float = 0.0) ->
             break
 
     y = torch.linalg.solve_triangular(R[:, :done, :done], g[:, :done, None], upper=True)
-    x = torch.einsum("bi,ibn->bn", y[..., 0].to(b), torch.stack(basis[:done]))
+    x = torch.zeros_like(b)
+    for j in range(done):
+        x = x + _times(y[:, j, 0], basis[j])
     image = None
     for j, part in enumerate(images):
         image = _times(y[:, j, 0], part) + (0 if image is None else image)

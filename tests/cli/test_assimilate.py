@@ -101,7 +101,7 @@ def test_the_same_seed_is_the_same_and_batches_do_not_matter(folder, analysis, t
 def test_filter(folder, analysis, tmp_path):
     r"""The last hour of the same draw, with its window or without, and no more than asked for."""
     args = ["--start", START, "--hours", HOURS, "--members", 3, *QUICK]
-    given = ["--variables", "temperature", "--levels", 850, "--no-latents"]
+    given = ["--variables", "t", "--levels", 850, "--no-latents"]
     common = [folder / "model", folder / "obs.csv", *args, *given]
     run("filter", *common, "--out", tmp_path / "last.zarr")
     window = ["--window-out", tmp_path / "window.zarr"]
@@ -118,6 +118,22 @@ def test_filter(folder, analysis, tmp_path):
             np.testing.assert_allclose(ds["temperature"], expected, rtol=1e-5)
             assert ds.attrs["task"] == "filter"
         assert window.sizes["time"] == HOURS
+
+
+def test_names_of_variables(folder, tmp_path):
+    r"""Short ones do; of others, what is near them, or how to say it, is told before any work."""
+    args = [folder / "model", folder / "obs.csv", "--start", START, "--hours", 1, *QUICK]
+    out = ["--members", 1, "--out", tmp_path / "x.zarr", "--no-latents", "--variables"]
+    for words, told in (
+        ("t2m,q", r"has no variable 'q'; known: .*2m_temperature.*t2m"),
+        ("temprature", "did you mean 'temperature'"),
+        ("t850", "a variable at a level.*--variables t --levels 850"),
+    ):
+        with pytest.raises(DataError, match=told):
+            run("reanalysis", *args, *out, words)
+    run("reanalysis", *args, *out, "t2m,temperature,t")
+    with xr.open_zarr(tmp_path / "x.zarr") as ds:
+        assert list(ds.data_vars) == ["2m_temperature", "temperature"]
 
 
 def test_a_filter_goes_on_from_its_window(folder, tmp_path):

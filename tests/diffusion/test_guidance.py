@@ -5,7 +5,7 @@ import torch
 
 from appa.diffusion.guidance import GUIDANCES
 from appa.diffusion.guidance.linear import Linearized
-from appa.diffusion.guidance.mmps import curvature
+from appa.diffusion.guidance.mmps import MMPS, curvature
 from appa.diffusion.likelihood import GaussianLikelihood, HoursLikelihood, StackedLikelihood
 
 N, M = 12, 5
@@ -149,7 +149,35 @@ def test_curvature_is_the_second_order_of_the_mean():
 
     squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
     # independent latents: one probe of signs has no error
-    found = curvature(squares, z, cov_z, 0)
+    found = curvature(squares, z, cov_z, (0, 0))
     assert torch.allclose(found, -torch.diag(V).expand(2, -1), rtol=0, atol=1e-10)
     A, y, variance, _ = case(orthonormal=False)
-    assert curvature(likelihood(A, y, variance), z, cov_z, 0).abs().max() < 1e-12
+    assert curvature(likelihood(A, y, variance), z, cov_z, (0, 0)).abs().max() < 1e-12
+
+
+def test_only_what_is_curved_is_probed():
+    r"""Of linear observables nothing more is computed, and beside a curved one nothing changes."""
+    A, y, variance, _ = case(orthonormal=False)
+    linear = likelihood(A, y, variance)
+    squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
+    squares.curved = torch.ones(N, dtype=torch.bool)
+    both = StackedLikelihood([linear, squares])
+    assert StackedLikelihood([linear, linear]).curved is None
+    assert both.curved.tolist() == [False] * len(y) + [True] * N
+
+    class Told(MMPS):
+        def solve(self, observed, sigma_t, cov_z, departure):
+            self.changed = departure - observed.departure
+            return super().solve(observed, sigma_t, cov_z, departure)
+
+    z_t = torch.randn(
+        2, N, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    guide = Told(iterations=3)
+    guide(lambda z: z / (1 + 0.7**2), z_t, 0.7, linear)
+    assert not guide.changed.any()
+    guide(lambda z: z / (1 + 0.7**2), z_t, 0.7, both)
+    assert not guide.changed[:, : len(y)].any()
+    # V = σ² / (1 + σ²): minus half the trace of the second derivative, 2, times that
+    expected = torch.full((2, N), -(0.7**2) / (1 + 0.7**2), dtype=torch.float64)
+    assert torch.allclose(guide.changed[:, len(y) :], expected, atol=1e-9)

@@ -14,7 +14,7 @@ from appa.data.grids import Grid
 from appa.errors import AppaError, ConfigError, DataError
 from appa.evaluation.anomalies import estimate
 from appa.evaluation.autoregression import Autoregression
-from appa.evaluation.conditioning import Interpolation, Observed
+from appa.evaluation.conditioning import Interpolation, Observed, nystrom, solve
 from appa.evaluation.covariances import Covariance, Prior
 from appa.evaluation.ensembles import averages
 from appa.evaluation.interpolation import Settings, interpolate, tune
@@ -208,6 +208,41 @@ def test_the_mean_and_covariance_are_those_of_gaussian_conditioning(
     free = prior.draw(list(range(300))).flatten(1).numpy() @ g.T
     z = free / np.sqrt(np.einsum("in,nm,im->i", g, dense, g))
     assert abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
+
+
+def test_steep_systems_are_solved():
+    r"""Eigenvalues that fall as those of dense and sharp observations, from 10⁵ on: the exact
+    solution is known, plain conjugate gradients are far from it."""
+    n = 600
+    rng = np.random.default_rng(0)
+    u = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    values = 3e5 * np.exp(-np.arange(n) / 25)
+    values[:400] += 30.0 * np.arange(400, 0, -1) / 400
+    matrix = torch.from_numpy((u * values) @ u.T).float()
+    d = torch.from_numpy(u @ (np.sqrt(values + 1)[:, None] * rng.standard_normal((n, 3)))).float()
+    d = d.T.contiguous()
+    exact = d.double().numpy() @ ((u / (values + 1)) @ u.T)
+
+    def product(v):
+        return v @ matrix
+
+    _, residual, _ = solve(product, d, 60, 1e-3)
+    assert float(residual.max()) > 0.1
+    inverse = nystrom(product, d[0], 200)
+    v, residual, taken = solve(product, d, 60, 1e-3, inverse)
+    assert float(residual.max()) <= 1e-3
+    assert taken < 60
+    # the residual is that of what was returned, not the one that was updated
+    off = d - v - product(v)
+    np.testing.assert_allclose(residual, off.norm(dim=1) / d.norm(dim=1), rtol=1e-2)
+    # |v - v*| ≤ |r|, eigenvalues of C + I being 1 or more
+    assert (np.linalg.norm(v.numpy() - exact, axis=1) <= 1.1e-3 * np.linalg.norm(d, axis=1)).all()
+    # of all eigenvalues it is the inverse, and of none there is nothing to do
+    whole = nystrom(lambda v: v.double() @ matrix.double(), d[0].double(), n)
+    np.testing.assert_allclose(whole(d.double()).numpy(), exact * (values[-1] + 1), rtol=0.02,
+                               atol=0.02 * np.abs(exact).max())  # fmt: skip
+    zero, residual, taken = solve(product, torch.zeros_like(d), 60, 1e-3, inverse)
+    assert (float(zero.abs().max()), float(residual.max()), taken) == (0, 0, 0)
 
 
 def test_wind_speed_is_linearized_at_the_climatology(world: World, prior: Prior, dense: np.ndarray):

@@ -318,7 +318,7 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
     import appa
     from appa.data.planet import statistics
     from appa.evaluation.cycling import Cycling, Settings
-    from appa.evaluation.perfect import cycle, tune
+    from appa.evaluation.perfect import best, cycle, tune
     from appa.observations.networks import Satellite, named_network
     from appa.observations.reading import read_observations
     from appa.observations.synthesis import observe
@@ -383,3 +383,20 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
     np.testing.assert_allclose(by_hour, np.mean(found), rtol=0.01)
     with pytest.raises(DataError, match="multiples"):
         cycle(seen, times[0], 2, tmp_path / "c.zarr", discard=2, **options)
+
+    # What is best knows the trajectory it was tuned on, of which nothing is cycled.
+    chosen = best(table)
+    assert chosen == replace(
+        settings, every=int(table["every"][0]), tuned=(("2021-03-21T00", "2021-03-21T01"),)
+    )
+    assert Settings.load(chosen.save(tmp_path / "tuned.json")) == chosen
+    with pytest.raises(DataError, match="tuned on 2021-03-21T00 to 2021-03-21T01, which"):
+        cycle(seen, times[1], 1, tmp_path / "c.zarr", first=first,
+              cycling=Cycling(replace(chosen, every=1), world, world))  # fmt: skip
+    assert not (tmp_path / "c.zarr").exists()
+    # one value of none among numbers, and none that survives
+    table = table.assign(length=[None, 500.0])
+    table.attrs["grid"]["length"] = [None, 500.0]
+    assert best(table).length is None
+    with pytest.raises(DataError, match="survived none"):
+        best(table.assign(error=np.nan))

@@ -206,3 +206,41 @@ def test_refused(truth):
     late = run.assign_coords(time=run["time"] + np.timedelta64(9, "D"))
     with pytest.raises(DataError, match="the baseline late has 2021-03-30T00 to 2021-03-30T07"):
         gather(run, truth, baselines={"late": late}, variables=["t2m"])
+
+
+def test_analyses_of_several_dates_are_one_page(tmp_path):
+    r"""Dates whose errors are 1 and 3 K: pooled by hour, and never across the gap."""
+    later = world(4).assign_coords(time=pd.date_range("2022-03-21", periods=4, freq="h"))
+    truth = xr.concat([world(4), later], "time", data_vars="minimal")
+    paths = []
+    for number, shift in ((1, 3.0), (0, 1.0)):
+        part = truth.isel(time=slice(4 * number, 4 * number + 4))
+        path = tmp_path / f"{number}.nc"
+        shifted(part, [shift - 1, shift + 1], task="reanalysis", joints="[2]").to_netcdf(path)
+        paths.append(str(path))
+    names = ["2m_temperature", "geopotential"]
+    found = gather(paths, truth, regions=["global"], variables=names, workers=1)
+    assert found.about["hours"] == "8 hours in 2 stretches, 2021-03-21T00 to 2022-03-21T03 UTC"
+    np.testing.assert_array_equal(found.ensemble["time"], truth["time"])
+    skill = found.pooled()["run"]["skill"].sel(channel="t2m", region="global")
+    np.testing.assert_allclose(skill, np.sqrt(5), rtol=1e-5)
+    # a shift does not change with time: tendencies are the truth's, none is of a year
+    assert "temporal" not in found.missing
+    np.testing.assert_allclose(found.temporal["tendency_ratio"].sel(channel="t2m"), 1, rtol=1e-4)
+
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.evaluation.report_runs import stretches
+    from appa.plots.report import _by_date
+
+    by = _by_date(found.means["run"], stretches(found.ensemble)).sel(channel="t2m", region="global")
+    assert by["lead_time"].values.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(by["skill"], np.sqrt(5), rtol=1e-5)
+    assert (by["skill_low"] < by["skill"]).all()
+
+    with pytest.raises(DataError, match="share hours"):
+        gather([paths[0], paths[0]], truth)
+    forecast = xr.open_dataset(paths[0]).assign_attrs(task="forecast")
+    forecast.to_netcdf(tmp_path / "forecast.nc")
+    with pytest.raises(DataError, match="2 runs with forecasts, and a page is of one"):
+        gather([str(tmp_path / "forecast.nc"), paths[1]], truth)

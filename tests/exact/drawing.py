@@ -83,8 +83,10 @@ class Starts:
         pass
 
 
-def converged(solver: str = "gmres", tolerance: float = 1e-7, probes: int = 0) -> Guidance:
-    r"""MMPS, each system solved to the end."""
+def converged(
+    solver: str = "gmres", tolerance: float = 1e-7, probes: int | None = None
+) -> Guidance:
+    r"""MMPS, each system solved to the end; by default with probes where observables are curved."""
     return MMPS(probes, solver=solver, iterations=1000, tolerance=tolerance)
 
 

@@ -13,9 +13,10 @@ from appa.diffusion.guidance import Guidance
 from appa.diffusion.sampling import Sampler
 
 from .drawing import converged, default_sampler, draw
-from .priors import MixtureDenoiser, NonlinearLikelihood
+from .priors import GaussianDenoiser, MixtureDenoiser, NonlinearLikelihood
+from .processes import ar1
 
-__all__ = ["MIXTURES", "Mixture"]
+__all__ = ["MIXTURES", "Mixture", "Speed"]
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Mixture:
         s = sampler or default_sampler()
         noises = 1 + (s.steps * s.corrections if "corrector" in s.name else 0)
         noise = np.random.default_rng(0).standard_normal((count, noises * dims))
-        return draw(denoiser, [likelihood], noise, 1, 1, s, guidance or converged(probes=4))
+        return draw(denoiser, [likelihood], noise, 1, 1, s, guidance or converged())
 
     def drawn(self, count: int, **kwargs: Any) -> np.ndarray:
         r"""The shares of the modes among draws."""
@@ -92,3 +93,51 @@ MIXTURES = {
         np.array([0.3, 0.3, 0.3]), radius, np.array([1.4]), 0.1,
     ),
 }  # fmt: skip
+
+
+@dataclass
+class Speed:
+    r"""A wind :math:`(u, v)` of independent components, each made of a few of many latents of a
+    Gaussian process in space, whose speed is seen."""
+
+    latents: int
+    mean: float = 6.0  #: of u, in m/s; that of v is 0
+    std: float = 4.0
+    y: float = 5.0
+    error: float = 1.0
+    reach: float = 3.0  #: of the correlation between latents
+
+    def __post_init__(self) -> None:
+        x, rng = np.arange(self.latents), np.random.default_rng(0)
+        self.cov = np.exp(-0.5 * ((x[:, None] - x) / self.reach) ** 2)
+        self.rows = np.zeros((2, self.latents))
+        for row, center in zip(self.rows, (self.latents // 3, 2 * self.latents // 3), strict=True):
+            row[center - 4 : center + 5] = rng.standard_normal(9)
+            row *= self.std / np.sqrt(row @ self.cov @ row)
+
+    def wind(self, z: Any, rows: Any) -> Any:
+        u, v = (z @ rows.T).T
+        return u + self.mean, v
+
+    def posterior(self) -> tuple[float, float]:
+        r"""The exact mean and standard deviation of u, summed over an even grid."""
+        axis = self.std * np.linspace(-6, 6, 801)
+        u, v = self.mean + axis[:, None], axis
+        prior = np.exp(-0.5 * ((u - self.mean) ** 2 + v**2) / self.std**2)
+        density = prior * np.exp(-0.5 * ((np.hypot(u, v) - self.y) / self.error) ** 2)
+        weight = density.sum(axis=1) / density.sum()
+        mean = (weight * u[:, 0]).sum()
+        return float(mean), float(np.sqrt((weight * (u[:, 0] - mean) ** 2).sum()))
+
+    def drawn(self, count: int, guidance: Guidance | None = None) -> np.ndarray:
+        r"""Draws of u."""
+
+        def seen(z: Any) -> Any:
+            u, v = self.wind(z, torch.from_numpy(self.rows))
+            return (u**2 + v**2 + 1e-4).sqrt()[:, None]
+
+        denoiser = GaussianDenoiser(ar1(self.cov), 1)
+        likelihood = NonlinearLikelihood(seen, np.array([self.y]), self.error)
+        noise = np.random.default_rng(0).standard_normal((count, self.latents))
+        z = draw(denoiser, [likelihood], noise, 1, 1, None, guidance)
+        return self.wind(z, self.rows)[0]

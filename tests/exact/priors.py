@@ -126,6 +126,7 @@ class NonlinearLikelihood:
     def __init__(self, function: Any, y: np.ndarray, std: float):
         self.function, self.y = function, torch.from_numpy(np.asarray(y, dtype=float))
         self.variance = torch.full_like(self.y, std**2)
+        self.curved = torch.ones_like(self.y, dtype=torch.bool)
 
     def departure(self, z: Tensor) -> Tensor:
         return self.y - self.function(z.flatten(1))

@@ -25,7 +25,7 @@ from .drawing import (
     plan,
     sequential_draws,
 )
-from .mixtures import MIXTURES
+from .mixtures import MIXTURES, Speed
 from .posteriors import Gaussian
 from .priors import GaussianDenoiser
 from .processes import Process, ar2
@@ -261,14 +261,14 @@ def mixtures() -> Table:
     s = default_sampler()
     settings: dict[str, tuple[Sampler, Guidance]] = {
         "`mmps`, the default": (s, converged()),
-        "`mmps`, `curvature: 4`": (s, converged(probes=4)),
+        "`mmps`, `curvature: 0`": (s, converged(probes=0)),
         "`mmps`, the paper's `predictor-corrector`": (
             Sampler("predictor-corrector", 32),
-            converged(),
+            converged(probes=0),
         ),
         "`mmps`, 128 steps with 8 corrections of 0.2": (
             Sampler("predictor-corrector", 128, corrections=8, delta=0.2),
-            converged(),
+            converged(probes=0),
         ),
     }
     settings |= {f"`{name}`": (s, GUIDANCES[name]()) for name in GUIDANCES if name != "mmps"}
@@ -282,6 +282,17 @@ def mixtures() -> Table:
     return Table(["guidance", "evaluations", *[f"y = {name}" for name in MIXTURES]], rows)
 
 
+def speeds(latents: Sequence[int] = (64, 256, 1024)) -> Table:
+    r"""A wind of which the speed is seen, among latents of any number."""
+    settings = {"the default": None, "`curvature: 0`": 0, "`curvature: 8`": 8}
+    mean, std = Speed(latents[0]).posterior()
+    rows = [["exact", *[f"{mean:.2f}, {std:.2f}"] * len(latents)]]
+    for label, probes in settings.items():
+        draws = [Speed(n).drawn(1024, guidance=converged(probes=probes)) for n in latents]
+        rows.append([f"`mmps`, {label}", *[f"{u.mean():.2f}, {u.std():.2f}" for u in draws]])
+    return Table(["guidance", *[f"{n:,} latents" for n in latents]], rows)
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "one window": one_window,
     "samplers": samplers,
@@ -291,6 +302,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "agreement": agreement,
     "windows": windows,
     "mixtures": mixtures,
+    "speeds": speeds,
 }
 
 

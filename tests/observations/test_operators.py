@@ -565,3 +565,23 @@ def test_space_of_a_model(planet):
     model.standardizer = None
     with pytest.raises(DataError, match="mine has no named channels or no statistics"):
         StateSpace.of(model)  # pyright: ignore
+
+
+def test_what_is_curved(registry):
+    r"""Speeds and humidities are; what is linear, or as good as that, and angles are not."""
+
+    @observable("lifted", units="K", inputs=("temperature_500", "2m_temperature"))
+    def lifted(upper, lower):
+        return upper - lower
+
+    expected = {
+        "10m_wind_speed": True, "relative_humidity": True, "10m_wind_direction": False,
+        "thickness_500_1000": False, "total_column_water_vapour": False, "lifted": False,
+        "brightness_temperature_amsua_5": False, "2m_temperature": False,
+    }  # fmt: skip
+    latitude, longitude = np.linspace(-80, 80, 12), np.linspace(0, 350, 12)
+    for name, curved in expected.items():
+        level = 850.0 if name == "relative_humidity" else np.nan
+        rows = points(latitude, longitude, name, level=level)
+        (operator,) = compiled(rows, make_space(SMALL))
+        assert operator.curved.tolist() == [curved] * 12, name

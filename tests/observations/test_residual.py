@@ -362,7 +362,8 @@ class Toy:
 
     def covariance(self, representation: str) -> np.ndarray:
         cov_y = WindowCovariance(self.operators, self.rep, self.space, representation)
-        return cov_y(torch.eye(len(self.a))).double().numpy()
+        root = cov_y.color(torch.eye(len(self.a))).double().numpy()  # transposed
+        return root.T @ root
 
     def latents(self, representation: str):
         r"""Gain and covariance of z given y, as a representation has it."""

@@ -2,7 +2,9 @@ r"""Maps of a run and animations of them, read back from figures and files."""
 
 from __future__ import annotations
 
-import shutil
+import os
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,7 @@ from PIL import Image
 
 from appa.data.grids import Grid
 from appa.errors import AppaError, DataError
-from appa.plots.animation import animate
+from appa.plots.animation import animate, ffmpeg
 from appa.plots.fields import hour_of, locate, plot_field
 from appa.plots.saving import png, save_figure, whole
 
@@ -120,7 +122,7 @@ def test_what_is_not_there(run, truth):
     assert hour_of(run) == np.datetime64("2021-03-21T03")
 
 
-def test_an_animation_has_a_frame_an_hour(run, truth, tmp_path):
+def test_an_animation_has_a_frame_an_hour(run, truth, tmp_path, monkeypatch):
     path = animate(run, "sst", tmp_path / "sst.gif", truth=truth, fps=5, dpi=30)
     with Image.open(path) as image:
         assert image.n_frames == len(TIMES)
@@ -138,19 +140,33 @@ def test_an_animation_has_a_frame_an_hour(run, truth, tmp_path):
         animate(run, "t2m", tmp_path / "t2m.gif", hours=["2021-03-25"])
     with pytest.raises(DataError, match=r"\.png', which tells no format .* \.gif, \.mp4"):
         animate(run, "t2m", tmp_path / "t2m.png")
-    with (
-        matplotlib.rc_context({"animation.ffmpeg_path": "no-such-ffmpeg"}),
-        pytest.raises(AppaError, match=r"ffmpeg, which is not installed.*t2m\.gif"),
-    ):
-        animate(run, "t2m", tmp_path / "t2m.mp4")
+    # nor is it in a package: what is None cannot be imported
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with matplotlib.rc_context({"animation.ffmpeg_path": "no-such-ffmpeg"}):
+        assert ffmpeg() is None
+        with pytest.raises(AppaError, match=r"ffmpeg, which is not installed.*t2m\.gif"):
+            animate(run, "t2m", tmp_path / "t2m.mp4")
     assert [p.name for p in tmp_path.iterdir()] == ["sst.gif"]
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
+@pytest.mark.skipif(ffmpeg() is None, reason="neither ffmpeg nor imageio-ffmpeg is installed")
 def test_an_animation_as_mp4(run, tmp_path):
     path = animate(run, "t2m", tmp_path / "t2m.mp4", dpi=31)
     assert path.read_bytes()[4:8] == b"ftyp"
     assert [p.name for p in tmp_path.iterdir()] == ["t2m.mp4"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="takes a shell")
+def test_a_program_from_a_package_is_taken(run, tmp_path, monkeypatch):
+    r"""Frames go to the program that a package names, which here only counts their bytes."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nfor last; do :; done\nwc -c > "$last"\n')
+    program.chmod(0o755)
+    package = SimpleNamespace(get_ffmpeg_exe=lambda: str(program))
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", package)
+    with matplotlib.rc_context({"animation.ffmpeg_path": "no-such-ffmpeg"}):
+        path = animate(run, "t2m", tmp_path / "t2m.mp4", dpi=30)
+    assert int(path.read_text()) == len(TIMES) * 132 * 240 * 4  # RGBA
 
 
 def test_files_are_whole_or_not_there(run, tmp_path):

@@ -22,6 +22,7 @@ import appa.tasks.assimilation as assimilation
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
+from appa.observations import observables
 from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.reading import read_observations
 from appa.observations.representation import Representation
@@ -97,6 +98,29 @@ def test_batches_and_other_members_change_nothing(model, mode):
     same(a, model.reanalysis(stations(7), START, 7, members=3, batch=1, **options), 1e-3)
     two = model.reanalysis(stations(7), START, 7, members=2, **options)
     same(a.isel(member=slice(2)), two, 1e-3)  # kelvins: 1e-4 of a standard deviation
+
+
+def test_curved_observables_are_probed(model, monkeypatch):
+    r"""And they alone; batches change nothing."""
+    monkeypatch.setattr(observables, "REGISTRY", dict(observables.known()))
+
+    @observables.observable("far", units="K2", inputs=("2m_temperature",))
+    def far(t):
+        return (t - 280) ** 2
+
+    settings = Settings.of(model.config, **STEPS).model_copy(update={"curvature": None})
+    linear, _ = assimilation.given_observations(model, stations(), START, 4, settings)
+    assert linear.observed(0, range(4)).curved is None
+    odd = stations(error=50.0)
+    odd = odd.assign(variable=["far", "2m_temperature"] * 3, value=[9.0, 281.0] * 3)
+    both, _ = assimilation.given_observations(model, odd, START, 4, settings)
+    seen = both.observed(0, range(4))
+    assert seen.curved.tolist() == [False, True] * 3  # an hour's variables of the state come first
+    a = both.draw(range(2), seed=1)
+    assert (a - both.draw([1], seed=1)).abs()[1].max() < 1e-4
+    both.settings = both.settings.model_copy(update={"curvature": 0})
+    both.guidance = both.settings.guidance_of()
+    assert (a - both.draw(range(2), seed=1)).abs().max() > 1e-3
 
 
 def test_without_observations_it_is_the_prior(model):
@@ -455,7 +479,7 @@ def test_a_gpu_draws_what_a_cpu_does(knowing):
     here = knowing.reanalysis(stations(), START, 4, **options)
     knowing.to("cuda")
     try:
-        there = knowing.reanalysis(stations(), START, 4, **options)
+        there = knowing.reanalysis(stations(), START, 4, precision="float32", **options)
         later = knowing.forecast(there, 3, **STEPS)
     finally:
         knowing.to("cpu")

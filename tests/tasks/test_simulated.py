@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:the model does not know what its
 class Linear(worlds.Identity):
     r"""Latents that are states, one of a point; their neighbours' too, where they are mixed."""
 
+    at_once = 64
+
     def __init__(self, mixed: float = 0.0):
         super().__init__()
         self.mixed = mixed

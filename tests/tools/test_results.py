@@ -14,10 +14,12 @@ import xarray as xr
 
 import appa
 from appa.data import climatology as climatologies
-from appa.data.netcdf import load
+from appa.data.netcdf import load, save
 from appa.errors import DataError, StoreError
 from appa.evaluation.anomalies import estimate
+from appa.evaluation.covariances import KIND as COVARIANCE
 from appa.evaluation.ensembles import averages
+from appa.evaluation.interpolation import Settings
 from appa.observations.networks import named_network
 from appa.tasks.simulated import synthesize
 
@@ -41,7 +43,7 @@ OPTIONS = [
     *("--dates", "2", "--members", str(MEMBERS), "--stations", str(STATIONS)),
     *("--set", f"steps={STEPS}", "--set", f"iterations={ITERATIONS}", "--set", "tolerance=0.0"),
     *("--windows", "8,2", "--source", "8", "--leads", "1,3,6", "--device", "cpu"),
-    *("--variations", "sda,stations-by-4", "--each", "2"),
+    *("--variations", "sda,stations-by-4", "--each", "2", "--interpolated", "2"),
 ]
 
 
@@ -191,6 +193,38 @@ def test_page(whole, tools, tmp_path, capsys):
     assert told is not None
     assert float(told[1]) == pytest.approx(np.sqrt(error), abs=0.06)
     assert "| filter, CRPS | " in text.split("against optimal interpolation")[1]
+    assert re.search(r"residual of [\d.e-]+ at most, in \d+ iterations", text)
+    assert "192 hours of 2001-02-01" in text
+    assert "as they are by default, not tuned" in text
+
+    # the control of windows, with the dates that each row is of
+    control = text.split("CRPS of the filter")[1]
+    assert re.search(r"\| interpolation, 2 → 8 h \| .* \| 2 \|\n", control)
+    assert re.search(r"\| interpolation, 8 h \| .* \| 2 \|\n", table)
+
+    # a forecast against persistence of the truth, whose CRPS is the absolute error
+    ahead = {
+        name: np.mean([
+            float(load(p, kind).isel(region=0, time=-1)["crps"].sel(channel="t2m"))
+            for p in whole.glob(f"parts/*/{name}.nc")
+        ])
+        for name in ("forecast", "persistence-truth")
+    }  # fmt: skip
+    told = re.search(r"\| persistence of the truth, t2m \|(?: [^|]* \|)*? [*]*([−\d.]+) %[^|]*\|\n",
+                     text.split("CRPS of the forecast against")[1])  # fmt: skip
+    assert told is not None
+    expected = 100 * (ahead["forecast"] / ahead["persistence-truth"] - 1)
+    assert float(told[1].replace("−", "-")) == pytest.approx(expected, abs=0.06)
+
+    # energy of members over the truth's, all wavelengths of this world being large
+    parts = [load(p, kind)["spectrum"] for p in whole.glob("parts/*/spectra-8.nc")]
+    joined = xr.concat(parts, "state").sel(channel="t2m").quantile(0.5, "state")
+    long = joined.isel(wavenumber=np.flatnonzero((joined["wavelength"] >= 1e4)
+                                                 & (joined["wavenumber"] > 0)))  # fmt: skip
+    ratio = long.sel(source="members").sum() / long.sel(source="truth").sum()
+    told = re.search(r"\| members, over 10,000 km \| ([\d.]+) \|", text)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(float(ratio), abs=0.006)
     assert "| sda | guidance |" in text
     assert "| stations ÷ 4 | network |" in text
 
@@ -202,6 +236,19 @@ def test_page(whole, tools, tmp_path, capsys):
 
     changed = text.replace("## Forecasts", "## Forecasts, by hand")
     assert page.fill(changed, results) == changed
+
+
+def test_what_is_scored_was_not_tuned_on(run, world, tmp_path):
+    r"""Neither are dates scored that settings were tuned on, nor those of the covariance."""
+    settings = Settings(tuned=(("2004-01-01T00", "2004-12-31T23"),))
+    tuned = str(settings.save(tmp_path / "tuned.json"))
+    with pytest.raises(DataError, match="tuned on 2004-01-01T00"):
+        run(tmp_path / "a", "--tuned", tuned)
+    estimated = load(world / "covariance.nc", COVARIANCE).assign_attrs(last_time="2010-01-01T00")
+    save(estimated, tmp_path / "covariance.nc", COVARIANCE)
+    with pytest.raises(DataError, match="the covariance was estimated from"):
+        run(tmp_path / "a", "--covariance", str(tmp_path / "covariance.nc"))
+    assert not (tmp_path / "a").exists()
 
 
 def test_dates(tools):

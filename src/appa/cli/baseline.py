@@ -81,9 +81,9 @@ def oi(
         Path | None, typer.Option(help="Tuned settings, from appa baseline tune.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Members at once.")] = 8,
-    iterations: Annotated[int, typer.Option(min=1, help="The most iterations.")] = 200,
+    iterations: Annotated[int, typer.Option(min=1, help="The most iterations.")] = 1000,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="The gradient at which to stop, over the first.")
+        float, typer.Option(min=0, help="The residual at which to stop, over the departures.")
     ] = 1e-2,
     device: Device = None,
 ) -> None:
@@ -112,7 +112,8 @@ def oi(
             device=_device(device),
         )
     typer.echo(f"{members or 'the mean and no'} members × {hours} hours in "
-               f"{found.attrs['iterations']} iterations")  # fmt: skip
+               f"{found.attrs['iterations']} iterations, to a residual of "
+               f"{found.attrs['residual']:.2g}")  # fmt: skip
     typer.echo(f"{out} is written")
 
 
@@ -127,9 +128,9 @@ def tune(
     out: Annotated[Path, typer.Option(help="The .json to write.", show_default=False)],
     hours: Annotated[int, typer.Option(min=1, help="How many hours of each.")] = 24,
     members: Annotated[int, typer.Option(min=2, help="Members of each trial.")] = 8,
-    iterations: Annotated[int, typer.Option(min=1, help="The most iterations.")] = 200,
+    iterations: Annotated[int, typer.Option(min=1, help="The most iterations.")] = 1000,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="The gradient at which to stop, over the first.")
+        float, typer.Option(min=0, help="The residual at which to stop, over the departures.")
     ] = 1e-2,
     device: Device = None,
 ) -> None:

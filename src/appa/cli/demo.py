@@ -49,11 +49,15 @@ def demo(
     setting: Annotated[
         str, typer.Option(help="How they are drawn: 'draft', 'paper', or 'model', its own.")
     ] = "draft",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Diffusion steps; by default the setting's.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Selects stations, noise and members.", min=0)] = 0,
 ) -> None:
     """Observe the bundled planet, reconstruct it from what is seen, forecast, score and draw.
 
-    Few members and steps, so that two CPU cores do it in minutes; more of both are better.
+    Few members and steps, so that two CPU cores do it in minutes; more of both are better. Killed,
+    the same command goes on at the last step that was kept.
 
     Example: appa demo --members 4
     """
@@ -70,21 +74,22 @@ def demo(
     console = Console()
     loaded = None
     if drawing:
-        from ..chain import check_fits, check_free
+        from ..chain import check_begun, check_fits, check_free
         from ..tasks.settings import Settings
         from .options import load
 
         loaded = load(model, None)
         check_fits(loaded, truth)
         check_free(directory)
-        settings = Settings.of(loaded.config, None if setting == "model" else setting)
+        settings = Settings.of(loaded.config, None if setting == "model" else setting, steps=steps)
+        options = {"members": members, "settings": settings, "seed": seed}
+        check_begun(directory, loaded, later, hours, **options)
     day = observe_planet(truth, seed=seed)
     report(day, console)
     files = [*write(day, directory), *draw(day, directory)]
     next_ = dict(NEXT)
     if loaded is not None:
         console.print()
-        options = {"members": members, "settings": settings, "seed": seed}
         files += assimilate(loaded, day, later, directory, options, console)
         next_ = {k.format(directory): v for k, v in AFTER.items()} | next_
 
@@ -111,9 +116,9 @@ def assimilate(
     import time
 
     from ..chain import run, save_scores, tables
-    from ..demo import written_whole
     from ..evaluation.scores import metrics
     from ..plots.analysis import plot_ensemble, plot_scores
+    from ..plots.saving import whole
     from .options import told
 
     s, start = options["settings"], time.monotonic()
@@ -141,11 +146,11 @@ def assimilate(
 
     scores = save_scores(chain, directory / "scores.nc")
     gallery, curves = directory / "analysis.png", directory / "scores.png"
-    with written_whole(gallery) as path:
+    with whole(gallery) as path:
         seen = (day.table, day.swath)
         plot_ensemble(truth, chain.analysis, *seen).savefig(path, dpi=130)
     lines = {name: metrics(means) for name, means in chain.means.items()}
-    with written_whole(curves) as path:
+    with whole(curves) as path:
         plot_scores(lines, CURVES, start=chain.now).savefig(path, dpi=130)
     stores = [directory / "analysis.zarr", directory / "forecast.zarr"]
     return [*stores, scores, gallery, curves]
@@ -252,14 +257,14 @@ def report(day: Day, console: Console) -> None:
 
 def draw(day: Day, directory: Path) -> list[Path]:
     r"""Draws what the network saw, and the network."""
-    from ..demo import written_whole
     from ..plots.gallery import plot_gallery, plot_network
+    from ..plots.saving import whole
 
     gallery, network = directory / "observations.png", directory / "network.png"
-    with written_whole(gallery) as path:
+    with whole(gallery) as path:
         plot_gallery(day.truth, day.table, day.swath).savefig(path, dpi=150)
     land, times = day.truth.get("land_sea_mask"), day.truth["time"].values
-    with written_whole(network) as path:
+    with whole(network) as path:
         plot_network(day.network, day.grid, times, land=land).savefig(path, dpi=150)
     return [gallery, network]
 

@@ -32,7 +32,13 @@ def letkf(
         str, typer.Option(help="The hour of the first cycle, UTC, e.g. 2021-03-21T00.")
     ],
     rules: Any,
-    out: Annotated[Path | None, typer.Option(help="Where analyses are written: .zarr.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where analyses are written, .zarr; with --tune, all that was tried, .csv, or the "
+            "best settings, .json."
+        ),
+    ] = None,
     hours: Annotated[int, typer.Option(min=1, help="How many hours are cycled.")] = 72,
     discard: Annotated[
         int, typer.Option(min=0, help="The first hours, which are not written or scored.")
@@ -42,7 +48,15 @@ def letkf(
         typer.Option(
             metavar="TRUTH",
             help="Score settings against this store instead of writing; those of the filter may "
-            "then be several, with commas. Take other dates than will be scored.",
+            "then be several, with commas, and are the usual ones if none are. Take a trajectory "
+            "that is not scored.",
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            help="Settings of the filter, from --tune, in place of those below; hours of a "
+            "trajectory they were tuned on are refused."
         ),
     ] = None,
     members: Annotated[int, typer.Option(min=2, help="How many members.")] = 32,
@@ -104,11 +118,11 @@ def letkf(
     --discard 48 --out letkf.zarr
 
     Example: appa baseline letkf obs.parquet --start 2019-06-01T00 --tune truth.zarr
-    --length 500,800,1200 --relaxation 0.8,0.9,0.95
+    --length 500,800,1200 --relaxation 0.8,0.9,0.95 --out tuned.json
     """
     from ..errors import DataError
     from ..evaluation.cycling import Settings
-    from ..evaluation.perfect import cycle
+    from ..evaluation.perfect import best, cycle
     from ..evaluation.perfect import tune as try_all
     from ..observations import thinning
     from ..observations.reading import read_observations
@@ -132,6 +146,10 @@ def letkf(
         writable(out)
     left_out = tuple(words(exclude))
     one = Settings(members, exclude=left_out, **{name: v[0] for name, v in several.items()})
+    if tuned is not None:
+        if tune is not None:
+            raise DataError("found --tuned and --tune; what was tuned is not tuned again")
+        one = Settings.load(tuned)
     thin = rules.pop("thin")
     common: dict[str, Any] = {
         "settings": one,
@@ -149,8 +167,11 @@ def letkf(
             typer.echo(f"{out} is complete: {ds.sizes['member']} members, {ds.sizes['time']} hours")
             return
         choices = {name: values for name, values in several.items() if len(values) > 1}
-        table = try_all(read, open_analysis(tune), start, hours, choices, **common)
-    _tell(table, out)
+        table = try_all(read, open_analysis(tune), start, hours, choices or None, **common)
+    _tell(table, None if out is not None and out.suffix == ".json" else out)
+    if out is not None and out.suffix == ".json":
+        best(table).save(out)
+        typer.echo(f"{out} is written")
 
 
 def _several(name: str, text: str, kind: Any) -> list[Any]:

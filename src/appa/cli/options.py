@@ -104,7 +104,15 @@ def drawing(
     ] = None,
     curvature: Annotated[
         int | None,
-        typer.Option(min=0, help="Probes of observables' curvature.", rich_help_panel=DRAWING),
+        typer.Option(
+            min=0,
+            help="Probes of observables' curvature; by default 2 of those that are curved.",
+            rich_help_panel=DRAWING,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=DRAWING),
     ] = None,
     mode: Annotated[
         str | None,
@@ -239,7 +247,9 @@ def _pairs(option: str, given: list[str] | None, example: str) -> dict[str, Any]
 def output(
     variables: Annotated[
         str | None,
-        typer.Option(help="Variables, with commas; by default all.", rich_help_panel=OUTPUT),
+        typer.Option(
+            help="Variables, with commas, e.g. t2m,msl,z; by default all.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     levels: Annotated[
         str | None,

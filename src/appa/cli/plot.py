@@ -294,7 +294,7 @@ def animation(
     fps: Annotated[float, typer.Option(help="Frames a second.")] = 6.0,
     projection: Projection = "equal-earth",
     out: Annotated[
-        Path, typer.Option(help="The file: .gif, or .mp4 where ffmpeg is installed.")
+        Path, typer.Option(help="The file: .gif, or .mp4 where there is ffmpeg or imageio-ffmpeg.")
     ] = Path("animation.gif"),
     dpi: Dpi = 100,
 ) -> None:

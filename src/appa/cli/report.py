@@ -16,7 +16,13 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="An ensemble: .zarr, .nc, or any store of states.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="An ensemble: .zarr, .nc, or any store of states; of several dates, analyses.",
+        ),
+    ],
     truth: Annotated[str, typer.Option(help="The truth: a path, a URL, or 'planet'.")],
     out: Annotated[
         Path | None,
@@ -65,6 +71,8 @@ def report(
     observations say. Nothing is loaded from elsewhere.
 
     Example: appa report analysis.zarr --truth planet --baseline oi=oi.zarr --out report.html
+
+    Example: appa report runs/*.zarr --truth truth.zarr --out report.html
     """
     from ..evaluation.report import gather
     from ..plots.page import ready, save
@@ -73,12 +81,12 @@ def report(
     from .options import told, words
 
     require()
-    place = ready(out or Path(f"{Path(run).stem or 'run'}.html"))
+    place = ready(out or Path(f"{Path(runs[0]).stem or 'run'}.html"))
     if climatology is None and truth == "planet":
         climatology = "planet"
     with told():
         evidence = gather(
-            run,
+            runs[0] if len(runs) == 1 else runs,
             truth,
             climatology=None if climatology == "none" else climatology,
             baselines=_baselines(baseline),

@@ -25,7 +25,11 @@ __all__ = [
 
 
 class Likelihood(Protocol):
-    r"""What guidance asks of observations of a window."""
+    r"""What guidance asks of observations of a window.
+
+    One may also have `curved`: which observations are of a strongly curved observable, with shape
+    :math:`(N)`, or :py:`None` where none is.
+    """
 
     @property
     def variance(self) -> Tensor:
@@ -170,6 +174,16 @@ class StackedLikelihood:
     def __init__(self, parts: Sequence[Likelihood]):
         self.parts = tuple(parts)
         self.variance = torch.cat([part.variance for part in self.parts])
+
+    @property
+    def curved(self) -> Tensor | None:
+        found = [getattr(part, "curved", None) for part in self.parts]
+        if all(part is None for part in found):
+            return None
+        rows = zip(found, (part.variance for part in self.parts), strict=True)
+        return torch.cat(
+            [v.new_zeros(len(v), dtype=torch.bool) if c is None else c for c, v in rows]
+        )
 
     def departure(self, z: Tensor) -> Tensor:
         return torch.cat([part.departure(z) for part in self.parts], dim=1)

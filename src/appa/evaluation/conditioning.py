@@ -12,12 +12,23 @@ products only. Members are exact draws of the posterior, by perturbed observatio
 :math:`x' \sim \mathcal{N}(0, B)` and :math:`e' \sim \mathcal{N}(0, s^2 I)`,
 
 .. math:: x_i = \mu + x' + B H^\top (H B H^\top + s^2 I)^{-1} (y - \mathcal{A}(\mu) - H x' - e') .
+
+Observations that are dense and sharp make :math:`C = H B H^\top` steep: its eigenvalues, variances
+in units of the errors', fall from some hundred thousand to nothing, and conjugate gradients take
+the root of their range in iterations. Its largest ones are found beforehand, all at once, by a
+randomized Nyström approximation :math:`C \approx U \Lambda U^\top` (Frangella, Tropp & Udell,
+2023), which every member's system shares,
+
+.. math:: P^{-1} = U \left( \frac{\lambda_r + 1}{\Lambda + I} - I \right) U^\top + I ,
+
+and what is left is the root of the :math:`r`-th.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,9 +36,15 @@ from torch import Tensor
 from ..errors import DataError
 from ..observations.operators import HourOperator
 from ..observations.parts import Linear
+from ..progress import progress
 from .covariances import Prior
 
-__all__ = ["Interpolation", "Observed", "solve"]
+__all__ = ["ITERATIONS", "TOLERANCE", "Interpolation", "Observed", "nystrom", "solve"]
+
+ITERATIONS, TOLERANCE = 1000, 1e-2
+EACH, RANK = 128, 1024
+ENTRIES = 2**29  # of a preconditioner: 2 GiB in single precision
+CHUNK = 2**14  # observations that are summed over at once
 
 
 class Observed:
@@ -90,15 +107,42 @@ class Interpolation:
     Arguments:
         prior: The prior.
         observed: The observations.
-        iterations, tolerance: When conjugate gradients stop: at the latest, and at which residual.
+        iterations, tolerance: When conjugate gradients stop: at the latest, and at which norm of
+            the residual, over that of departures. Whitened departures are some ten errors large,
+            hence a hundredth is a tenth of the observations' errors.
+        systems: How many systems will be solved: finding eigenvalues takes as many products as
+            there are, and pays off where several share them.
+        rank: The number :math:`r` of eigenvalues found beforehand, by default :data:`EACH` for
+            each system and :data:`RANK` at most, less where their vectors would not fit in memory;
+            0 for none.
     """
 
     def __init__(
-        self, prior: Prior, observed: Observed, iterations: int = 1000, tolerance: float = 1e-3
+        self,
+        prior: Prior,
+        observed: Observed,
+        iterations: int = ITERATIONS,
+        tolerance: float = TOLERANCE,
+        systems: int = 1,
+        rank: int | None = None,
     ):
         self.prior, self.observed = prior, observed
         self.iterations, self.tolerance = iterations, tolerance
+        count = max(1, len(observed))
+        most = min(EACH * max(1, systems), RANK, max(1, ENTRIES // count))
+        self.rank = min(count, most if rank is None else rank)
         self.taken = 0  #: The iterations of the last system.
+        self.residual = 0.0  #: The largest residual of all systems, over their right-hand sides.
+
+    @cached_property
+    def preconditioner(self) -> Callable[[Tensor], Tensor] | None:
+        r"""The products with :math:`P^{-1}`."""
+        if not self.rank or not len(self.observed):
+            return None
+        return nystrom(self._product, self.observed.departure, self.rank)
+
+    def _product(self, v: Tensor) -> Tensor:
+        return self.observed.product(self.prior.product(self.observed.adjoint(v)))
 
     @torch.no_grad()
     def gain(self, d: Tensor) -> Tensor:
@@ -106,12 +150,12 @@ class Interpolation:
         prior, observed = self.prior, self.observed
         if not len(observed):
             return prior.mean.new_zeros(len(d), *prior.mean.shape)
-
-        def product(v: Tensor) -> Tensor:
-            return observed.product(prior.product(observed.adjoint(v)))
-
-        v, residual, self.taken = solve(product, d, self.iterations, self.tolerance)
-        if (worst := float(residual.max())) > self.tolerance:
+        v, residual, self.taken = solve(
+            self._product, d, self.iterations, self.tolerance, self.preconditioner
+        )
+        worst = float(residual.max())
+        self.residual = max(self.residual, worst)
+        if not worst <= self.tolerance:
             warnings.warn(
                 f"the interpolation is off by a residual of {worst:.2g} after {self.taken} "
                 f"iterations, {self.tolerance:g} was asked for; allow more, or in double precision",
@@ -140,40 +184,110 @@ class Interpolation:
 
 
 def solve(
-    product: Callable[[Tensor], Tensor], d: Tensor, iterations: int, tolerance: float
+    product: Callable[[Tensor], Tensor],
+    d: Tensor,
+    iterations: int,
+    tolerance: float,
+    preconditioner: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, int]:
-    r"""Solves :math:`(C + I) v = d`, :math:`C = H B H^\top`, by conjugate gradients in the inner
-    product :math:`\langle a, b \rangle = a^\top C \, b`.
+    r"""Solves :math:`(C + I) v = d` by conjugate gradients.
 
-    Iterates are those of the variational problem, whose cost never rises (Gratton & Tshimanga,
-    2009), so that they can be stopped early; those of the plain method only arrive in the end.
+    Residuals that are updated drift from those that are, the more so in single precision. Where
+    they are small, those that are get computed, and where these are not, it begins anew from them.
 
     Arguments:
         product: The products with :math:`C`.
         d: The right-hand sides, with shape :math:`(B, n)`.
         iterations: The largest number of iterations.
         tolerance: The norm of the residual, over that of :math:`d`, at which to stop.
+        preconditioner: The products with :math:`P^{-1}`, positive definite, by default :math:`I`.
 
     Returns:
-        The solutions, the residuals with shape :math:`(B)`, and the number of products.
+        The solutions, the residuals with shape :math:`(B)`, and the number of iterations.
     """
+    inverse = preconditioner or (lambda r: r)
+    size = _dot(d, d).clip(min=1e-300)
+    v, r, done = torch.zeros_like(d), d, 0
+    error = torch.where(_dot(d, d) > 0, 1.0, 0.0).double()
+    while done < iterations and bool((error > tolerance).any()):
+        z = inverse(r)
+        p, slope = z, _dot(r, z)
+        going, before = error > tolerance, error
+        while done < iterations and bool(going.any()):
+            q = product(p) + p
+            # what has arrived stays where it is
+            alpha = torch.where(going, slope / _dot(p, q).clip(min=1e-300), 0).to(d)[:, None]
+            v, r, done = v + alpha * p, r - alpha * q, done + 1
+            z = inverse(r)
+            new = _dot(r, z)
+            p = z + torch.where(going, new / slope.clip(min=1e-300), 0).to(d)[:, None] * p
+            slope = torch.where(going, new, slope)
+            going = going & ((_dot(r, r) / size).sqrt() > 0.8 * tolerance)
+        r = d - v - product(v)
+        error = (_dot(r, r) / size).sqrt()
+        if bool((error > before / 2)[error > tolerance].any()):
+            break  # as small as rounding allows
+    return v, error, done
 
-    def dot(a: Tensor, b: Tensor) -> Tensor:
-        return torch.linalg.vecdot(a.double(), b.double()).clip(min=0)
 
-    v, r = torch.zeros_like(d), d
-    w = product(r)
-    p, t, size = r, w, dot(r, w)
-    first, done = size.clip(min=1e-300), 0
-    going = size > 0
-    while done < iterations and bool(going.any()):
-        q = p + t
-        alpha = torch.where(going, size / dot(q, t).clip(min=1e-300), 0).to(d)[:, None]
-        v, r = v + alpha * p, r - alpha * q
-        w, done = product(r), done + 1
-        new = dot(r, w)
-        beta = torch.where(going, new / size.clip(min=1e-300), 0).to(d)[:, None]
-        p, t = r + beta * p, w + beta * t
-        size = torch.where(going, new, size)
-        going = going & (size > tolerance**2 * first)
-    return v, torch.sqrt(size / first).to(d), done
+def nystrom(
+    product: Callable[[Tensor], Tensor], like: Tensor, rank: int, *, seed: int = 0, batch: int = 16
+) -> Callable[[Tensor], Tensor]:
+    r"""The preconditioner of :math:`C + I` from products of :math:`C` with random vectors.
+
+    With :math:`Y = C \Omega`, :math:`C \approx Y (\Omega^\top Y)^{-1} Y^\top`. Sums over
+    observations are in double precision; :math:`C + \nu I` is taken, with :math:`\nu` as small as
+    rounding allows.
+
+    Arguments:
+        product: The products with :math:`C`.
+        like: A vector, with shape :math:`(n)`.
+        rank: The number of random vectors.
+        seed: Their seed.
+        batch: The number of products at once.
+    """
+    generator = torch.Generator(like.device).manual_seed(seed)
+    # of few digits, so that they take less room and are still what the products were with
+    random = torch.randn(
+        rank, len(like), generator=generator, device=like.device, dtype=torch.bfloat16
+    )
+    y = like.new_empty(rank, len(like))
+    with progress(rank, "preconditioning", "products") as bar:
+        for k in range(0, rank, batch):
+            y[k : k + batch] = product(random[k : k + batch].to(like))
+            bar.advance(min(batch, rank - k))
+    core, gram, norm = (torch.zeros(rank, rank, dtype=torch.float64, device=like.device)
+                        for _ in range(3))  # fmt: skip
+    for columns, omega in zip(y.split(CHUNK, 1), random.split(CHUNK, 1), strict=True):
+        a, b = columns.double(), omega.double()
+        core += b @ a.T
+        gram += a @ a.T
+        norm += b @ b.T
+    del random
+    core = (core + core.T) / 2
+    shift = torch.finfo(like.dtype).eps * float((gram.trace() / norm.trace()).sqrt())
+    while True:
+        root, failed = torch.linalg.cholesky_ex(core + shift * norm)
+        if not failed or not shift > 0:
+            break
+        shift *= 10
+    # Ω is not kept: of Y + νΩ, only Y is composed, which is the same but for ν
+    half = torch.linalg.solve_triangular(root, gram + 2 * shift * core, upper=False)
+    whole = torch.linalg.solve_triangular(root, half.mT, upper=False)
+    values, vectors = torch.linalg.eigh((whole + whole.mT) / 2)
+    keep = values > shift
+    values, vectors = values[keep], vectors[:, keep]
+    if not len(values):
+        return lambda r: r
+    mix = torch.linalg.solve_triangular(root.mT, vectors / values.sqrt(), upper=True)
+    mix = mix.T.to(like)
+    scale = ((values[0] + 1) / (values + 1) - 1).to(like)
+    basis = torch.empty(len(values), len(like), dtype=like.dtype, device=like.device)
+    for columns, out in zip(y.split(CHUNK, 1), basis.split(CHUNK, 1), strict=True):
+        out.copy_(mix @ columns)
+    del y
+    return lambda r: r + (scale * (r @ basis.T)) @ basis
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a.double(), b.double()).clip(min=0)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +31,19 @@ from ..data.variables import VARIABLES
 from ..errors import DataError
 from ..observations.observables import find
 from ..observations.operators import HourOperator, StateSpace
+from . import tuning
 from .letkf import local_weights, relax, taper, weigh
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Cycling", "Settings", "planet_space"]
+
+REMEDY = "tune them with: appa baseline letkf OBS --tune TRUTH --out tuned.json"
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("members", "every"), int),
+    **dict.fromkeys(("length", "depth", "inflation", "relaxation", "representation"), float),
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Settings:
             be combined to. Observations much sharper than that have few members fit them at the
             cost of all that is not seen, and the filter is lost.
         exclude: Observables that are not assimilated.
+        tuned: The periods these were tuned on, see :mod:`appa.evaluation.tuning`.
     """
 
     members: int = 32
@@ -64,6 +73,7 @@ class Settings:
     relaxation: float = 0.7
     representation: float = 0.1
     exclude: tuple[str, ...] = ("total_precipitation",)
+    tuned: tuning.Periods = ()
 
     def __post_init__(self) -> None:
         for name, low in (("members", 2), ("every", 1), ("inflation", 1.0), ("relaxation", 0.0)):
@@ -78,6 +88,19 @@ class Settings:
             raise DataError(f"found representation {self.representation}; give 0 or more")
         for name in self.exclude:
             find(name)
+
+    def save(self, path: str | Path) -> Path:
+        r"""Writes them to a JSON file."""
+        return tuning.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Settings:
+        r"""Reads them."""
+        return tuning.load(cls, path, KINDS, REMEDY)
+
+    def untouched(self, times: np.ndarray) -> None:
+        r"""Raises where hours to be cycled were tuned on, or are of the same trajectory."""
+        tuning.untouched(self.tuned, times)
 
 
 class Cycling:

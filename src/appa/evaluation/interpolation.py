@@ -3,7 +3,7 @@ r"""Optimal interpolation in space and time: all hours of a window from all of i
 Analyses are draws of the Gaussian posterior of :mod:`appa.evaluation.conditioning`, with a
 covariance estimated from training data (:mod:`appa.evaluation.anomalies`). A few settings are
 tuned, one after the other, for the least CRPS on dates other than those scored: settings carry the
-hours they were tuned on, and these are refused.
+periods they were tuned on, and these are refused (:mod:`appa.evaluation.tuning`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import xarray as xr
 from .. import __version__
 from ..data.clock import as_datetime64
 from ..data.netcdf import CONVENTIONS
+from ..data.stores import open_store
 from ..data.variables import LEVELS
 from ..errors import ConfigError, DataError, StoreError, nearest
 from ..observations.checks import describe, join
@@ -32,7 +33,8 @@ from ..observations.collection import Observations
 from ..observations.operators import HourOperator, compile_observations
 from ..observations.reading import read_observations
 from ..progress import progress
-from .conditioning import Interpolation, Observed
+from . import tuning
+from .conditioning import ITERATIONS, TOLERANCE, Interpolation, Observed
 from .covariances import Covariance, Prior
 from .ensembles import averages
 
@@ -40,6 +42,8 @@ __all__ = ["GRID", "Settings", "interpolate", "tune"]
 
 HOUR = np.timedelta64(3600, "s")
 TRAINED = "the covariance was estimated from"
+REMEDY = "tune them with: appa baseline tune"
+KINDS: dict[str, type] = {"modes": int, "order": int, "localization": float, "error": float}
 NONNEGATIVE = ("total_precipitation", "specific_humidity")
 #: What tuning tries, one setting after the other, beginning with the first value of each.
 GRID: dict[str, Sequence[Any]] = {
@@ -57,7 +61,7 @@ class Settings:
     Arguments:
         modes, order, localization: As of :class:`~appa.evaluation.covariances.Prior`.
         error: The factor :math:`s` of all observation errors.
-        tuned: The hours tuned on, as pairs of the first and the last.
+        tuned: The periods tuned on, see :mod:`appa.evaluation.tuning`.
     """
 
     modes: int | None = None
@@ -68,50 +72,19 @@ class Settings:
 
     def save(self, path: str | Path) -> Path:
         r"""Writes them to a JSON file."""
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        partial.replace(path)
-        return path
+        return tuning.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Settings:
         r"""Reads them."""
-        try:
-            found = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{str(path)!r} holds no settings ({error}); tune them with: appa baseline tune"
-            ) from error
-        known = [f.name for f in fields(cls)]
-        try:
-            found = dict(found)
-            for key in found:
-                if key not in known:
-                    raise ConfigError(f"{str(path)!r} has an unknown {key!r}{nearest(key, known)}")
-            kinds = {"modes": int, "order": int, "localization": float, "error": float}
-            for key, kind in kinds.items():
-                value = found.get(key, getattr(cls, key))
-                if value is None and key != "error":
-                    continue
-                if isinstance(value, bool) or kind(value) != value:
-                    raise ValueError(f"{key} is {value!r}")
-            pairs = ((np.datetime64(a), np.datetime64(b)) for a, b in found.get("tuned", ()))
-            found["tuned"] = tuple((str(a), str(b)) for a, b in pairs)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{str(path)!r} holds no settings ({error}); tune them with: appa baseline tune"
-            ) from error
-        return cls(**found)
+        found = tuning.load(cls, path, KINDS, REMEDY)
+        if found.error is None:
+            raise ConfigError(f"{str(path)!r} has no error; {REMEDY}")
+        return found
 
     def untouched(self, times: np.ndarray) -> None:
-        r"""Raises where hours to be interpolated were tuned on."""
-        for first, last in self.tuned:
-            if times[0] <= np.datetime64(last) and np.datetime64(first) <= times[-1]:
-                raise DataError(
-                    f"the settings were tuned on {first} to {last}, which {_span(times)} overlaps: "
-                    "scores of it would say too much; choose other hours, or tune on others"
-                )
+        r"""Raises where hours to be interpolated were tuned on, or are of the same trajectory."""
+        tuning.untouched(self.tuned, times)
 
 
 def interpolate(
@@ -125,8 +98,8 @@ def interpolate(
     settings: Settings | None = None,
     out: str | Path | None = None,
     batch: int = 8,
-    iterations: int = 1000,
-    tolerance: float = 1e-3,
+    iterations: int = ITERATIONS,
+    tolerance: float = TOLERANCE,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> xr.Dataset:
@@ -139,7 +112,7 @@ def interpolate(
         hours: The number of hours, which may be more than the covariance has lags.
         members: The number of members; 0 for the posterior's mean alone, without members.
         seed: The seed. A member depends on the seed and its number, not on the other members.
-        settings: What was tuned; hours it was tuned on are refused.
+        settings: What was tuned; hours of a trajectory it was tuned on are refused.
         out: Where to write the ensemble, a `.zarr` or `.nc` that must not exist yet.
         batch: The number of members at once.
         iterations, tolerance: See :class:`Interpolation`.
@@ -166,7 +139,7 @@ def interpolate(
     if members < 0 or batch < 1:
         raise DataError(f"found members={members} and batch={batch}; give 0 and 1 or more")
     solver, used = posterior(covariance, observations, times, settings, iterations, tolerance,
-                             device, dtype)  # fmt: skip
+                             device, dtype, members)  # fmt: skip
     if members:
         seeds = [_seed(seed, member) for member in range(members)]
         parts = []
@@ -190,6 +163,7 @@ def interpolate(
         "settings": json.dumps(asdict(settings)),
         "covariance": json.dumps({k: str(v) for k, v in covariance.dataset.attrs.items()}),
         "iterations": solver.taken,
+        "residual": solver.residual,
     }
     if used is not None:
         ds.attrs["observations_digest"] = used.digest()
@@ -207,6 +181,7 @@ def posterior(
     tolerance: float,
     device: str | torch.device,
     dtype: torch.dtype,
+    members: int = 1,
 ) -> tuple[Interpolation, Observations | None]:
     r"""The posterior of hours given observations, and those of them that were used."""
     prior = Prior(
@@ -235,7 +210,7 @@ def posterior(
         if len(left_out):
             warnings.warn(f"observations are left out:\n{describe(left_out)}", stacklevel=3)
     observed = Observed(operators, prior.mean, settings.error)
-    return Interpolation(prior, observed, iterations, tolerance), used
+    return Interpolation(prior, observed, iterations, tolerance, members), used
 
 
 def tune(
@@ -267,6 +242,7 @@ def tune(
     """
     if not cases:
         raise DataError("there is nothing to tune on; give one or more windows of other dates")
+    truth = open_store(truth)
     grid = dict(GRID if grid is None else grid)
     most = {"modes": covariance.modes, "order": covariance.lags}
     for name, values in grid.items():
@@ -280,10 +256,7 @@ def tune(
         deviation * covariance.dataset["std"].values, covariance.dataset["channel"].values
     )
     seen: dict[Settings, tuple[float, float]] = {}
-    periods = tuple(
-        (str(t[0].astype("datetime64[h]")), str(t[-1].astype("datetime64[h]")))
-        for t in (_hours(start, hours) for _, start in cases)
-    )
+    tuned = tuning.periods(truth, (_hours(start, hours) for _, start in cases))
 
     def score(settings: Settings) -> float:
         if settings not in seen:
@@ -315,7 +288,7 @@ def tune(
     table = pd.DataFrame(
         [{**{n: getattr(s, n) for n in GRID}, "crps": c, "ratio": r} for s, (c, r) in seen.items()]
     )
-    return replace(best, tuned=periods), table
+    return replace(best, tuned=tuned), table
 
 
 # ---------------------------------------------------------------- hours, seeds and files

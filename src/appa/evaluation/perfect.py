@@ -3,8 +3,8 @@ r"""The filter of a perfect model as a baseline: from climate to analyses on dis
 What made the planet's truth also forecasts the members (:mod:`appa.evaluation.cycling`), which no
 analysis of a real atmosphere can have: the strongest classical answer this planet allows. Members
 start as other weather of the same season, which knows nothing of the truth, and the first cycles
-are thrown away. Localization and inflation are tuned on dates, and best on a trajectory, that are
-not scored.
+are thrown away. Localization and inflation are tuned on a trajectory that is not scored: settings
+carry the periods they were tuned on, and these are refused (:mod:`appa.evaluation.tuning`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import numpy as np
 import torch
 
 from ..data.clock import as_datetime64
-from ..data.planet.circulation import GRID, Circulation, Run
+from ..data.planet.circulation import GRID, Run
 from ..data.planet.simulation import _States as States
 from ..errors import DataError
 from ..observations.operators import Operators, compile_observations
 from ..observations.reading import read_observations
 from ..progress import progress
+from . import tuning
 from .cycling import Cycling, Settings
+from .letkf_members import dated, first_members, spins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,71 +37,14 @@ if TYPE_CHECKING:
 
     from ..observations.collection import Observations
 
-__all__ = ["cycle", "dated", "first_members", "tune"]
+__all__ = ["CHOICES", "best", "cycle", "dated", "first_members", "tune"]
 
-BLOCK, APART = 5, 10  # days of a call of the model while it spins up, and between states of one run
-
-
-def first_members(
-    circulation: Circulation,
-    members: int,
-    start: Any,
-    *,
-    seed: int = 0,
-    spin_up: int = 180,
-    trajectories: int | None = None,
-) -> Run:
-    r"""Members that know nothing: independent weather of the season.
-
-    Arguments:
-        circulation: The model.
-        members: The number of members.
-        start: The hour.
-        seed: Selects the weather. The planet's own members have other seeds.
-        spin_up: Days from rest, in blocks of 5.
-        trajectories: The number of simulations members are taken from, by default one each.
-            Of fewer, states ten days apart are taken, and given the date they are nearest to.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    start = as_datetime64(start).astype("datetime64[h]")
-    count = min(trajectories or members, members)
-    _spins(count, spin_up)
-    each = math.ceil(members / count)
-    day = start.astype("datetime64[D]")
-    days = spin_up + APART * (each - 1)
-    # From midnight on, as the planet's members begin: radiation, every third step, keeps time.
-    begin = (day - (spin_up + APART * (each - 1) // 2)).astype("datetime64[h]")
-    source = np.random.SeedSequence([seed, members, int(day.astype(int))])
-    seeds = [int(k >> 1) for k in source.generate_state(count)]
-    run, taken = circulation.start(seeds, np.repeat(begin, count)), []
-    with progress(days * count, "members spin up", unit="days") as bar:
-        for done in range(BLOCK, days + 1, BLOCK):
-            run = circulation.spin_up(run, BLOCK)
-            jax.block_until_ready(run)
-            bar.advance(BLOCK * count)
-            if done >= spin_up and (done - spin_up) % APART == 0:
-                taken.append(run)
-    joined = jax.tree_util.tree_map(lambda *a: jnp.concatenate(a)[:members], *taken)
-    joined = dated(circulation, joined, day)
-    for _ in range(int((start - day.astype("datetime64[h]")).astype(int))):
-        joined, _ = circulation.advance(joined, 1 / 24)
-    return joined
-
-
-def dated(circulation: Circulation, run: Run, start: Any) -> Run:
-    r"""The same weather at another date: of the same season, and of the same hour of the day.
-
-    Members that were spun up once serve other dates so, as many as are scored.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    hour = as_datetime64(start).astype("datetime64[h]").reshape(1)
-    clock = circulation.start([0], hour).state.time
-    same = jax.tree_util.tree_map(lambda x: jnp.repeat(x, len(run.precipitation), axis=0), clock)
-    return Run(run.state.replace(time=same), run.precipitation)
+#: What tuning tries by default, in all combinations.
+CHOICES: dict[str, Sequence[Any]] = {
+    "length": (350.0, 500.0, 800.0),
+    "inflation": (1.0, 1.05),
+    "relaxation": (0.5, 0.7, 0.9),
+}
 
 
 def cycle(
@@ -125,7 +70,7 @@ def cycle(
         start: The hour of the first cycle.
         hours: The number of hours, a multiple of `settings.every`.
         out: The ensemble to write, a `.zarr` that must not exist yet.
-        settings: How it is cycled.
+        settings: How it is cycled; hours of a trajectory they were tuned on are refused.
         discard: Hours of the first cycles, which are not written.
         seed, spin_up, trajectories: See :func:`first_members`.
         cycling: A filter whose functions are compiled already, instead of `settings`.
@@ -136,11 +81,12 @@ def cycle(
     cycling = cycling or Cycling(settings)
     s = cycling.settings
     times, used, operators = _given(cycling, observations, start, hours, discard)
+    s.untouched(times)
     if first is None:  # before anything is left behind
-        _spins(min(trajectories or s.members, s.members), spin_up)
+        spins(min(trajectories or s.members, s.members), spin_up)
     plan = {
         "job": "letkf",
-        "settings": asdict(s),
+        "settings": _plain(s),
         "seed": seed,
         "spin_up": spin_up,
         "trajectories": trajectories,
@@ -192,7 +138,7 @@ def tune(
     truth: xr.Dataset,
     start: Any,
     hours: int,
-    choices: Mapping[str, Sequence[Any]],
+    choices: Mapping[str, Sequence[Any]] | None = None,
     *,
     settings: Settings | None = None,
     discard: int = 0,
@@ -208,24 +154,26 @@ def tune(
         observations, start, hours, settings, discard, seed, spin_up, trajectories, cycling: As of
             :func:`cycle`. Hours that are discarded are not scored.
         truth: A store that has these hours.
-        choices: What is tried, by the name of a setting, in all combinations.
+        choices: What is tried, by the name of a setting, in all combinations; by default
+            :data:`CHOICES`.
         first: The members before the first hour, by default :func:`first_members`.
 
     Returns:
         A table of the choices, best first, with `error`, the root-mean-square error of the mean in
         standard deviations, averaged over channels, `spread` and their `ratio`. Prescribed sea
-        surface temperature takes no part. Settings that the model did not survive are last.
+        surface temperature takes no part. Settings that the model did not survive are last. Its
+        attributes have the periods, which :func:`best` takes along.
 
     Example:
         >>> table = tune("obs.parquet", truth, "2019-06-01", 72, {"length": [500, 800, 1200]})
-        >>> best = table.iloc[0]
+        >>> best(table).save("tuned.json")
     """
     import pandas as pd
 
-    cycling = cycling or Cycling(settings)
+    cycling, choices = cycling or Cycling(settings), CHOICES if choices is None else choices
+    known = [k for k in asdict(cycling.settings) if k not in ("members", "tuned")]
     for name in choices:
-        if name not in asdict(cycling.settings) or name == "members":
-            known = [k for k in asdict(cycling.settings) if k != "members"]
+        if name not in known:
             raise DataError(f"found {name!r} to tune; there are {', '.join(known)}")
     table = [dict(zip(choices, c, strict=True)) for c in itertools.product(*choices.values())]
     filters = [cycling.tuned(**chosen) for chosen in table]
@@ -271,7 +219,33 @@ def tune(
                 "spread": float(spread.mean()),
                 "ratio": float(ratio),
             }
-    return pd.DataFrame(table).sort_values("error", ignore_index=True, na_position="last")
+    found = pd.DataFrame(table).sort_values("error", ignore_index=True, na_position="last")
+    found.attrs |= {"settings": asdict(s), "tuned": list(tuning.periods(truth, [times]))}
+    found.attrs["grid"] = {name: list(values) for name, values in choices.items()}
+    return found
+
+
+def best(table: pd.DataFrame) -> Settings:
+    r"""The settings that were best of all tried, with the periods they were tuned on.
+
+    Arguments:
+        table: What :func:`tune` found.
+    """
+    row = table.iloc[0]
+    if not np.isfinite(row["error"]):
+        raise DataError(
+            "the model survived none of the settings that were tried; try a shorter localization, "
+            "or a larger error of representation"
+        )
+    base = dict(table.attrs["settings"])
+    for name, values in table.attrs["grid"].items():
+        # of the grid itself: a table of numbers has lost what is none, or whole
+        value = row[name]
+        base[name] = (
+            None if value is None or value != value else next(v for v in values if v == value)
+        )
+    tuned = tuple((str(a), str(b)) for a, b in table.attrs["tuned"])
+    return Settings(**base | {"exclude": tuple(base["exclude"]), "tuned": tuned})
 
 
 def _given(
@@ -301,12 +275,12 @@ def _given(
     return times, used, operators
 
 
-def _spins(count: int, days: int) -> None:
-    if count < 1 or days < BLOCK or days % BLOCK:
-        raise DataError(
-            f"found {count} trajectories and {days} days of spin-up; give 1 or more, and a "
-            f"multiple of {BLOCK} days"
-        )
+def _plain(settings: Settings) -> dict[str, Any]:
+    r"""Settings as they are written, the same where nothing was tuned as before that was kept."""
+    found = asdict(settings)
+    if not found["tuned"]:
+        del found["tuned"]
+    return found
 
 
 def _whole(every: int, hours: int, discard: int) -> None:

@@ -32,9 +32,10 @@ from .baselines import climate
 from .calibration import calibration
 from .comparison import compare
 from .ensembles import averages, matched, scored_channels, short_name
-from .forecasts import issued, open_runs
+from .forecasts import issued
 from .multivariate import field_scores, spread_spectra
 from .regions import REGIONS
+from .report_runs import named, opened, stretches
 from .scores import metrics, pool
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Evidence:
 
 
 def gather(
-    run: xr.Dataset | str | Path,
+    run: xr.Dataset | str | Path | Sequence[str],
     truth: Any,
     *,
     climatology: Any = None,
@@ -119,7 +120,8 @@ def gather(
     r"""Gathers the evidence for a run.
 
     Arguments:
-        run: The ensemble as a dataset or its path.
+        run: The ensemble as a dataset or its path. Analyses of several dates, as
+            :func:`~appa.evaluation.forecasts.open_runs` takes them, are one after another.
         truth: The truth, what :func:`appa.open_store` takes.
         climatology: A climatology to stand beside it, its file, or `"planet"`.
         baselines: Other ensembles or states to stand beside it, by name.
@@ -136,9 +138,9 @@ def gather(
         >>> evidence = gather("analysis.zarr", "planet", climatology="planet")
         >>> evidence.pooled()["run"]["skill"].sel(channel="z500", region="global")
     """
-    path = str(run) if isinstance(run, str | Path) else None
+    path = None if isinstance(run, xr.Dataset) else named(run)
     name = str(truth) if isinstance(truth, str | Path) else None
-    run, truth = _opened(run), open_store(truth)
+    run, truth = opened(run), open_store(truth)
     ensemble, matching = matched(run.drop_vars("latents", errors="ignore"), truth)
     if regions is None:
         regions = [r for r in REGIONS if r not in ("land", "ocean") or "land_sea_mask" in truth]
@@ -213,30 +215,19 @@ def shown_channels(
 # ---------------------------------------------------------------- what the run is
 
 
-def _opened(run: xr.Dataset | str | Path) -> xr.Dataset:
-    if isinstance(run, xr.Dataset):
-        return run
-    runs = open_runs(run)
-    if len(runs) > 1:
-        raise DataError(
-            f"{str(run)!r} is {len(runs)} runs, and a page is of one; give one of them, or score "
-            "all together: appa evaluate"
-        )
-    return runs[0]
-
-
 def _about(
     run: xr.Dataset, ensemble: xr.Dataset, path: str | None, truth: str | None
 ) -> dict[str, str]:
     hours = ensemble["time"].values.astype("datetime64[h]")
     span = f"{hours[0]} to {hours[-1]} UTC" if len(hours) > 1 else f"{hours[0]} UTC"
+    within = f" in {count} stretches" if (count := len(stretches(ensemble))) > 1 else ""
     levels = ensemble["level"].values.tolist() if "level" in ensemble.dims else []
     found: dict[str, Any] = {
         "run": path,
         "title": run.attrs.get("title"),
         "task": run.attrs.get("task"),
         "truth": truth,
-        "hours": f"{len(hours)} {'hour' if len(hours) == 1 else 'hours'}, {span}",
+        "hours": f"{len(hours)} {'hour' if len(hours) == 1 else 'hours'}{within}, {span}",
         "members": str(ensemble.sizes["member"]),
         "grid": f"{ensemble.sizes['latitude']} × {ensemble.sizes['longitude']}",
         "levels": ", ".join(map(str, levels)) + " hPa" if levels else None,
@@ -262,7 +253,7 @@ def _beside(
     for name, other in baselines.items():
         if name in (RUN, CLIMATE):
             raise DataError(f"a baseline cannot be called {name!r}; choose another name")
-        other = _opened(other).drop_vars("latents", errors="ignore")
+        other = opened(other).drop_vars("latents", errors="ignore")
         if "time" in other.dims:
             common = np.isin(other["time"].values, ensemble["time"].values)
             if not common.any():
@@ -311,6 +302,9 @@ def _temporal(
     from .joints import joints_of
     from .temporal import temporal_consistency
 
+    if len(parts := stretches(ensemble)) > 1:  # each with joints of its own, if all hours are there
+        told = run.sizes["time"] == ensemble.sizes["time"]
+        return temporal_consistency(parts, truth, joints=None if told else [], **few)
     joints = joints_of(run) if "time" in run.dims else None
     lost = 0  # hours at the beginning that the truth has not
     if joints is not None:
@@ -332,5 +326,5 @@ def _observed(
 
     if observations is None and held_out is None:
         return None
-    prior = None if background is None else _opened(background)
+    prior = None if background is None else opened(background)
     return departures(ensemble, truth, observations, held_out, prior, seen=issued(run) is None)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from .layers import Conv, Jacobian, Product, ResidualBlock, gather, softclip, spread
+from .layers import Conv, Jacobian, Product, ResidualBlock, gather, scaled, softclip, spread
 
 __all__ = ["Autoencoder", "Decoder", "Encoder"]
 
@@ -262,16 +262,18 @@ class Autoencoder(nn.Module):
             x = _joined([self._cropped(y) for y, _ in parts])
         jacobians = [jacobian for _, jacobian in parts]
         kept = [y for jacobian in jacobians for y in jacobian.kept]
-        sizes = [len(y) for y, _ in parts]
+        sizes, dtype = [len(y) for y, _ in parts], x.dtype
         del parts
 
         def product(dz: Tensor) -> Tensor:
             each = zip(jacobians, dz.split(sizes), strict=True)
-            return _joined([self._cropped(J.product(part)) for J, part in each])
+            found = [self._cropped(scaled(J.product, part, dtype)) for J, part in each]
+            return _joined(found)
 
         def transposed(dx: Tensor) -> Tensor:
             each = zip(jacobians, dx.split(sizes), strict=True)
-            return _joined([J.transposed(self._uncropped(part)) for J, part in each])
+            found = [scaled(J.transposed, self._uncropped(part), dtype) for J, part in each]
+            return _joined(found)
 
         return _Decoded.apply(z, x, transposed, *kept), product  # type: ignore[return-value]
 

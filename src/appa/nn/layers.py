@@ -3,8 +3,10 @@ r"""Layers that both networks, or their levels, are made of."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -21,10 +23,14 @@ __all__ = [
     "SineEncoding",
     "gather",
     "gather_last",
+    "magnitude",
+    "scaled",
     "softclip",
     "spread",
     "spread_last",
 ]
+
+FUSED = True  # see :func:`fused`
 
 #: A product with a Jacobian, :math:`dx \mapsto J \, dx`, or its transpose.
 Product = Callable[[Tensor], Tensor]
@@ -39,6 +45,73 @@ class Jacobian(NamedTuple):
     r"""The products :math:`dy \mapsto J^\top dy`."""
     kept: tuple[Tensor, ...] = ()
     r"""The activations that both are computed from."""
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    r"""Makes one kernel of what reads and writes its arguments many times, on CUDA and where no
+    graph is recorded. Elsewhere it is called as it is, and so it is where no compiler works."""
+    compiled: list[Callable[..., Any]] = []
+
+    @wraps(function)
+    def call(x: Tensor, *arguments: Any) -> Any:
+        if not (FUSED and x.is_cuda) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return function(x, *arguments)
+        from torch._dynamo.exc import TorchDynamoException
+
+        if not compiled:  # which takes seconds
+            compiled.append(torch.compile(function, dynamic=True))
+        try:
+            return compiled[0](x, *arguments)
+        except TorchDynamoException as error:
+            warnings.warn(f"{function.__name__} is not compiled: {error}", stacklevel=2)
+            compiled[0] = function
+            return function(x, *arguments)
+
+    return call
+
+
+@fused
+def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    r"""Pixels standardized over their channels, and the factors of them."""
+    variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+    factor = torch.rsqrt(variance.to(torch.promote_types(x.dtype, torch.float32)) + eps)
+    return ((x - mean) * factor).to(x.dtype), factor
+
+
+@fused
+def _norm_product(dx: Tensor, y: Tensor, factor: Tensor) -> Tensor:
+    r"""The product with the Jacobian of a norm, see :class:`ChannelNorm`."""
+    along = (y * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
+    change = (torch.addcmul(dx, y, along, value=-1) - dx.mean(dim=1, keepdim=True)) * factor
+    return change.to(dx.dtype)
+
+
+@fused
+def _activated(y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""SiLU and its slope."""
+    share = torch.sigmoid(y)
+    silu = y * share
+    return silu, torch.addcmul(silu, share, 1 - silu)
+
+
+def magnitude(v: Tensor) -> Tensor:
+    r"""The powers of two by which vectors :math:`(B, *)` are divided before a product with a
+    Jacobian in `float16`, with shape :math:`(B)`.
+
+    Solvers ask for products with vectors of any size, and most of what is below
+    :math:`10^{-5}` would be lost. A root mean square of :math:`2^{-6}` leaves room for sums, too.
+    """
+    v = v.detach().float().flatten(1)
+    size = torch.linalg.vector_norm(v, dim=1) / v.shape[1] ** 0.5
+    return torch.where(size > 0, size, 1).log2().round().add(6).exp2()
+
+
+def scaled(linear: Product, v: Tensor, dtype: torch.dtype) -> Tensor:
+    r"""The product :math:`J v` of a Jacobian known in some precision, see :func:`magnitude`."""
+    if dtype != torch.float16:
+        return linear(v)
+    size = magnitude(v).view(-1, *[1] * (v.ndim - 1))
+    return linear(v / size) * size
 
 
 class Conv(nn.Conv2d):
@@ -74,10 +147,14 @@ class Conv(nn.Conv2d):
         exchanged: zeros and circles are the same from both sides.
         """
         y = self(x)
-        weight = self.weight.detach().to(y.dtype)  # which is half precision's where it is mixed
-        turned = weight.flip(2, 3).transpose(0, 1)
-        turned = turned.contiguous(memory_format=torch.channels_last)
-        return y, Jacobian(lambda dx: self._linear(dx, weight), lambda dy: self._linear(dy, turned))
+        dtype = y.dtype  # half precision's where it is mixed
+
+        # Weights are turned for each product: it takes a hundredth of it, and nothing is kept.
+        def transposed(dy: Tensor) -> Tensor:
+            turned = self.weight.detach().to(dtype).flip(2, 3).transpose(0, 1)
+            return self._linear(dy, turned.contiguous(memory_format=torch.channels_last))
+
+        return y, Jacobian(lambda dx: self._linear(dx, self.weight.detach().to(dtype)), transposed)
 
     def _linear(self, dx: Tensor, weight: Tensor) -> Tensor:
         return self._conv_forward(self._closed(dx.to(weight.dtype)), weight, None)
@@ -103,8 +180,7 @@ class ChannelNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x, dim=1, keepdim=True)
-        return (x - mean) * torch.rsqrt(variance + self.eps)
+        return _normalized(x, self.eps)[0]
 
     def linearize(self, x: Tensor) -> tuple[Tensor, Jacobian]:
         r"""The output, and the Jacobian there, which is symmetric.
@@ -112,13 +188,10 @@ class ChannelNorm(nn.Module):
         .. math:: dy = \frac{dx - \mathbb{E}[dx]}{s} - \frac{y}{s} \, \frac{y^\top dx}{C - 1}
             \, , \qquad s^2 = \mathbb{V}[x] + \epsilon
         """
-        variance, mean = torch.var_mean(x, dim=1, keepdim=True)
-        factor = torch.rsqrt(variance + self.eps)
-        y = (x - mean) * factor
+        y, factor = _normalized(x, self.eps)
 
         def product(dx: Tensor) -> Tensor:
-            along = (y * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
-            return (dx - dx.mean(dim=1, keepdim=True) - y * along) * factor
+            return _norm_product(dx, y, factor)
 
         return y, Jacobian(product, product, (y, factor))
 
@@ -152,9 +225,8 @@ class ResidualBlock(nn.Module):
         """
         y, norm = self.norm.linearize(x)
         y, conv1 = self.conv1.linearize(y)
-        share = torch.sigmoid(y)
-        slope = share * (1 + y * (1 - share))
-        y, conv2 = self.conv2.linearize(F.silu(y))
+        y, slope = _activated(y)
+        y, conv2 = self.conv2.linearize(y)
 
         def product(dx: Tensor) -> Tensor:
             return dx + conv2.product(slope * conv1.product(norm.product(dx)))

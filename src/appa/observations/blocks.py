@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 
 class Blocks:
-    r"""The matrix :math:`I + S K S`, block by block.
+    r"""The matrix :math:`I + S K S`, block by block, known by its factors of Cholesky.
 
     Arguments:
         group: Which observations share a block, as whole numbers, with shape :math:`(N)`.
@@ -34,8 +34,7 @@ class Blocks:
         table: Array,
     ):
         self.variance = torch.from_numpy(1 + std**2).float()
-        self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n) and matrices (G, n, n)
-        self.factors: list[Tensor] = []  # of Cholesky
+        self.blocks: list[tuple[Tensor, Tensor]] = []  # rows (G, n), and factors (G, n, n)
         if not np.any(std):  # the identity, of as many as there are
             return
         order = np.argsort(group, kind="stable")
@@ -53,27 +52,18 @@ class Blocks:
                     "errors of observations are too small beside what states of the model lack, "
                     f"by a factor of {std.max():.1g}; give larger errors, or --representation none"
                 ) from error
-            self.blocks.append((torch.from_numpy(rows), torch.from_numpy(matrix).float()))
-            self.factors.append(torch.from_numpy(factor).float())
+            self.blocks.append((torch.from_numpy(rows), torch.from_numpy(factor).float()))
 
     def to(self, device: torch.device | str) -> Blocks:
         r"""Moves it, and returns it."""
         self.variance = self.variance.to(device)
-        self.blocks = [(rows.to(device), matrix.to(device)) for rows, matrix in self.blocks]
-        self.factors = [factor.to(device) for factor in self.factors]
+        self.blocks = [(rows.to(device), factor.to(device)) for rows, factor in self.blocks]
         return self
-
-    def matmul(self, v: Tensor) -> Tensor:
-        r"""The product with vectors :math:`(*, N)`."""
-        out = v * self.variance.to(v.dtype)
-        for rows, matrix in self.blocks:
-            out[..., rows] = _product(matrix.to(v.dtype), v[..., rows])
-        return out
 
     def color(self, eps: Tensor) -> Tensor:
         r"""Vectors with this covariance, of standard normal ones :math:`(*, N)`."""
         out = eps * self.variance.to(eps.dtype).sqrt()
-        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+        for rows, factor in self.blocks:
             out[..., rows] = _product(factor.to(eps.dtype), eps[..., rows])
         return out
 
@@ -81,7 +71,7 @@ class Blocks:
         r"""The product of :math:`L^{-1}`, or of its transpose, with vectors :math:`(*, N)`, of the
         matrix :math:`L L^\top`."""
         out = v / self.variance.to(v.dtype).sqrt()
-        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+        for rows, factor in self.blocks:
             factor = (factor.mT if transposed else factor).to(v.dtype)
             part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
             part = torch.linalg.solve_triangular(factor, part, upper=transposed)
@@ -91,7 +81,7 @@ class Blocks:
     def solve(self, v: Tensor) -> Tensor:
         r"""The product of the inverse with vectors :math:`(*, N)`."""
         out = v / self.variance.to(v.dtype)
-        for (rows, _), factor in zip(self.blocks, self.factors, strict=True):
+        for rows, factor in self.blocks:
             part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
             part = torch.cholesky_solve(part, factor.to(v.dtype))
             out[..., rows] = part.permute(2, 0, 1).reshape(*v.shape[:-1], *rows.shape)

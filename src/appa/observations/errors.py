@@ -275,7 +275,7 @@ class WindowCovariance(Blocks):
 
     Example:
         >>> cov_y = WindowCovariance(operators, model.representation, StateSpace.of(model))
-        >>> cov_y(v)  # Σ_y v
+        >>> cov_y.solve(v)  # Σ_y⁻¹ v
     """
 
     def __init__(
@@ -320,8 +320,6 @@ class WindowCovariance(Blocks):
             self.std = torch.from_numpy(std).float()
         if seen:
             self.to(seen[0][1].y.device)
-
-    __call__ = Blocks.matmul
 
     def __len__(self) -> int:
         return len(self.std)

@@ -78,6 +78,14 @@ class HourOperator:
         r"""Whether :math:`\mathcal{A}` is linear in the state."""
         return all(isinstance(part, Linear) for part in self.parts)
 
+    @property
+    def curved(self) -> Tensor:
+        r"""Which rows are of an observable that is far from linear, see
+        :mod:`appa.observations.parts`, with shape :math:`(n)`."""
+        each = torch.tensor([part.curved for part in self.parts])
+        counts = torch.tensor([len(part) for part in self.parts])
+        return each.repeat_interleave(counts).to(self.y.device)
+
     def __call__(self, x: Tensor) -> Tensor:
         r"""
         Arguments:

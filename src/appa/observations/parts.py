@@ -7,11 +7,21 @@ calls its function once for all of its rows, and whitens the departure from the 
 .. math:: \mathcal{A}(x)_i = \frac{f(a_1(x), \dots, a_m(x))_i - v_i}{\sigma_i} ,
 
 modulo the period of an angle.
+
+An observable is *curved* where its second order is not small beside its first, as far as the
+weather goes: over a standard deviation :math:`s` of its inputs about their means :math:`m`, over
+all rows,
+
+.. math:: \lVert f(m + s) - 2 f(m) + f(m - s) \rVert > \kappa \, \lVert f(m + s) - f(m - s)
+    \rVert .
+
+So are wind speed and relative humidity; pressures, thicknesses and brightness temperatures are as
+good as linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,7 +35,12 @@ from .stencils import Gather
 __all__ = ["Derived", "Linear", "Part"]
 
 
+CURVED = 0.2  # κ; wind speed has 0.5 and more, the pressure at a station less than 0.1
+
+
 class Part(Protocol):
+    @property
+    def curved(self) -> bool: ...
     def __len__(self) -> int: ...
     def __call__(self, x: Tensor) -> Tensor: ...
     def tangent(self, x: Tensor, dx: Tensor) -> Tensor: ...
@@ -38,6 +53,7 @@ class Linear:
     r"""Variables of the state: whitened values are weighted sums of standardized ones."""
 
     gather: Gather
+    curved = False
 
     def __len__(self) -> int:
         return len(self.gather.weight)
@@ -94,32 +110,53 @@ class Derived:
     def inflate(self, factor: Tensor) -> Derived:
         return replace(self, error=self.error * factor)
 
+    @property
+    def curved(self) -> bool:
+        r"""Whether it is far from linear in the state. An angle is not said to be: it has no mean
+        that a second order could correct."""
+        if self.observable.period is not None:
+            return False
+        generator, inputs = torch.Generator().manual_seed(0), []
+        for gather in self.inputs:
+            size = gather.weight.sum(dim=1)  # of as many standard deviations
+            step = size * torch.randn(len(size), generator=generator).to(size)
+            mean = torch.zeros_like(size) if gather.offset is None else gather.offset
+            inputs.append(torch.stack([mean + step, mean, mean - step]))
+        with torch.no_grad():
+            high, middle, low = self._evaluate(inputs)
+        second, first = (high - 2 * middle + low).norm(), (high - low).norm()
+        return bool(second > CURVED * first)
+
     def __call__(self, x: Tensor) -> Tensor:
         flat, observable = x.flatten(1), self.observable
+        result = self._evaluate([gather(flat) for gather in self.inputs])
+        departure = result - self.reference.to(x.dtype)
+        if observable.period is not None:
+            departure = departure - observable.period * torch.round(departure / observable.period)
+        return departure / self.error.to(x.dtype)
+
+    def _evaluate(self, inputs: Sequence[Tensor]) -> Tensor:
+        r"""The observable of its gathered inputs, :math:`(B, n)`."""
+        observable, count, dtype = self.observable, len(inputs[0]), inputs[0].dtype
         values = [
-            gather(flat).unflatten(1, (k, *self.shape) if k else self.shape)
-            for gather, k in zip(self.inputs, self.columns, strict=True)
+            value.unflatten(1, (k, *self.shape) if k else self.shape)
+            for value, k in zip(inputs, self.columns, strict=True)
         ]
         keywords = {
-            key: value.to(x.dtype) if isinstance(value, Tensor) else value
+            key: value.to(dtype) if isinstance(value, Tensor) else value
             for key, value in self.keywords.items()
         }
         assert observable.function is not None
         result = observable.function(*values, **keywords)
         levels = (max(self.columns),) if self.place and observable.levels == "level" else ()
-        expected = (len(x), *levels, *self.shape)
+        expected = (count, *levels, *self.shape)
         if tuple(result.shape) != expected:
             raise DataError(
                 f"the function of {observable.name!r} returned shape {tuple(result.shape)}, "
                 f"expected {expected}; its inputs have "
                 f"{', '.join(str(tuple(v.shape)) for v in values)}"
             )
-        if self.place is not None:
-            result = self.place(result.flatten(1))
-        departure = result - self.reference.to(x.dtype)
-        if observable.period is not None:
-            departure = departure - observable.period * torch.round(departure / observable.period)
-        return departure / self.error.to(x.dtype)
+        return result if self.place is None else self.place(result.flatten(1))
 
     def to(self, device: Any) -> Derived:
         keywords = {

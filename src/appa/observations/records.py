@@ -28,7 +28,7 @@ from .synthesis import check_share, hold_out, observe
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Record", "beside", "hours_of", "record"]
+__all__ = ["Record", "beside", "hours_of", "record", "together"]
 
 TABLES = (".parquet", ".csv", ".csv.gz")
 GRIDDED = (".nc", ".zarr")

@@ -1,12 +1,13 @@
 r"""Animations: a map that moves, an hour a frame.
 
 Colours have the same ends in all frames, so that what changes is the weather. GIF is written with
-Pillow; MP4 takes `ffmpeg`.
+Pillow; MP4 takes `ffmpeg`, the program or the one that the package `imageio-ffmpeg` brings along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -21,7 +22,7 @@ from .maps import moment, split
 from .saving import checked, whole
 from .style import INK, label, limits, require, style
 
-__all__ = ["FORMATS", "animate"]
+__all__ = ["FORMATS", "animate", "ffmpeg"]
 
 FORMATS = (".gif", ".mp4")
 LOOKED = 9  # frames that the ends of colours are taken from
@@ -46,7 +47,7 @@ def animate(
     Arguments:
         ds, name, level, show, truth, land, projection: As of
             :func:`~appa.plots.fields.plot_field`.
-        path: The file, `.gif`, or `.mp4` where there is `ffmpeg`.
+        path: The file, `.gif`, or `.mp4` where there is :func:`ffmpeg`.
         hours: The hours, by default all.
         fps: Frames a second.
         dpi: Dots per inch, of 8 inches.
@@ -88,9 +89,9 @@ def animate(
     mesh = next(c for c in ax.collections if c.get_gid() == "field")
     figure.draw_without_rendering()  # lays out once: frames must not shift
     figure.set_layout_engine("none")
-    writer = _writer(path, fps)
     try:
         with (
+            _writer(path, fps) as writer,
             whole(path) as partial,
             progress(len(times), "drawing", unit="frames") as bar,
             writer.saving(figure, str(partial), dpi),
@@ -111,22 +112,40 @@ def animate(
 def ready(path: str | Path) -> Path:
     r"""The path, if an animation can be written there."""
     require()
-    from matplotlib.animation import FFMpegWriter
-
     path = checked(path, FORMATS)
-    if path.suffix.lower() == ".mp4" and not FFMpegWriter.isAvailable():
+    if path.suffix.lower() == ".mp4" and ffmpeg() is None:
         raise AppaError(
-            f"{path.name} takes ffmpeg, which is not installed or not on the path; install it, or "
-            f"write {path.with_suffix('.gif').name}, which takes nothing more"
+            f"{path.name} takes ffmpeg, which is not installed or not on the path; install it or "
+            f"the package imageio-ffmpeg, or write {path.with_suffix('.gif').name}, which takes "
+            "nothing more"
         )
     return path
 
 
-def _writer(path: Path, fps: float) -> Any:
+def ffmpeg() -> str | None:
+    r"""The program that writes MP4: as matplotlib is told, or that of a package."""
+    import matplotlib
+    from matplotlib.animation import FFMpegWriter
+
+    if FFMpegWriter.isAvailable():
+        return str(matplotlib.rcParams["animation.ffmpeg_path"])
+    try:
+        import imageio_ffmpeg  # pyright: ignore
+
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError):  # it may be without one for this platform
+        return None
+
+
+@contextmanager
+def _writer(path: Path, fps: float) -> Iterator[Any]:
+    import matplotlib
     from matplotlib.animation import FFMpegWriter, PillowWriter
 
     if path.suffix.lower() == ".gif":
-        return PillowWriter(fps=fps)  # pyright: ignore
+        yield PillowWriter(fps=fps)  # pyright: ignore
+        return
     # even numbers of pixels, and the pixel format that players and browsers read
     extra = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-pix_fmt", "yuv420p"]
-    return FFMpegWriter(fps=fps, codec="h264", extra_args=extra)  # pyright: ignore
+    with matplotlib.rc_context({"animation.ffmpeg_path": ffmpeg()}):
+        yield FFMpegWriter(fps=fps, codec="h264", extra_args=extra)  # pyright: ignore

@@ -15,8 +15,10 @@ import xarray as xr
 from .. import __version__
 from ..data.variables import VARIABLES
 from ..evaluation.comparison import FEWEST
+from ..evaluation.dates import over_dates
 from ..evaluation.regions import REGIONS
 from ..evaluation.report import CLIMATE, RUN, Evidence
+from ..evaluation.report_runs import stretches
 from ..progress import progress
 from .curves import plot_levels, plot_scores
 from .departures import observations
@@ -238,7 +240,11 @@ def difference(at: xr.Dataset, score: str, scale: float) -> tuple[list[str], str
 def curves(evidence: Evidence) -> Section:
     lead = evidence.start is not None
     section, named = Section("Scores by lead time" if lead else "Scores by hour"), labels(evidence)
-    by_hour = {named[name]: part for name, part in evidence.scores().items()}
+    parts = stretches(evidence.ensemble)
+    if not lead and len(parts) > 1:
+        by_hour = {named[name]: _by_date(part, parts) for name, part in evidence.means.items()}
+    else:
+        by_hour = {named[name]: part for name, part in evidence.scores().items()}
     figures = {
         f"Skill, CRPS and spread over skill of {', '.join(group)} by hour.": plot_scores(
             {n: s for n, s in by_hour.items() if set(group) & set(s["channel"].values.tolist())},
@@ -248,7 +254,12 @@ def curves(evidence: Evidence) -> Section:
         )
         for group in several(evidence.channels)
     }
+    for figure in figures.values() if any("lead_time" in s.dims for s in by_hour.values()) else ():
+        for ax in figure.axes:
+            ax.set_xlabel("hour of a stretch" if ax.get_xlabel() else "")
     after = "the last hour that was known" if lead else "the first hour"
+    if not lead and len(parts) > 1:
+        after += f" of each of {len(parts)} stretches, which bands are resampled from, of 95 %"
     return section.add(
         image(
             figures,
@@ -256,6 +267,17 @@ def curves(evidence: Evidence) -> Section:
             "a ratio near 1 is right, and should stay there.",
         )
     )
+
+
+def _by_date(means: xr.Dataset, parts: list[xr.Dataset]) -> xr.Dataset:
+    r"""Scores by the hour of a stretch, over those that an estimate has."""
+    found, starts = [], []
+    for part in parts:
+        hours = np.isin(means["time"].values, part["time"].values)
+        if hours.any():
+            found.append(means.isel(time=np.flatnonzero(hours)))
+            starts.append(part["time"].values[0])
+    return over_dates(found, starts)
 
 
 def maps(evidence: Evidence) -> Section:

@@ -57,7 +57,13 @@ class Field:
 def fields(
     model: Model, variables: Sequence[str] | None = None, levels: Sequence[int] | None = None
 ) -> tuple[list[Field], tuple[int, ...]]:
-    r"""The variables asked for, by default all of the model's, and their levels."""
+    r"""The variables asked for, by default all of the model's, and their levels.
+
+    Arguments:
+        model: The model.
+        variables: Names, `2m_temperature` or `t2m`.
+        levels: Pressures in hPa.
+    """
     n, space = len(model.config.channels), ("latitude", "longitude")
     if model.unnamed:
         if variables or levels:
@@ -71,10 +77,7 @@ def fields(
         return all_of_it if variables is None else [], ()
     data, states = model.config.data, model.standardizer
     names = [*data.surface, *data.atmospheric]
-    chosen = names if variables is None else list(dict.fromkeys(variables))
-    for name in chosen:
-        if name not in names:
-            raise DataError(f"{model.origin} has no variable {name!r}{nearest(name, names)}")
+    chosen = names if variables is None else [_long(name, names, model) for name in variables]
     kept = data.levels if levels is None else tuple(sorted({int(level) for level in levels}))
     for level in kept:
         if level not in data.levels:
@@ -104,6 +107,23 @@ def fields(
             Field(name, dims, where, attrs, states.mean[where], states.std[where], undefined)
         )
     return found, kept if any("level" in field.dims for field in found) else ()
+
+
+def _long(word: str, names: list[str], model: Model) -> str:
+    r"""The variable that a word stands for: its name, or its short one."""
+    short = {VARIABLES[name].short: name for name in names}
+    if word in names or word in short:
+        return short.get(word, word)
+    stem = word.rstrip("0123456789")
+    name = short.get(stem, stem)
+    if stem != word and name in names and not VARIABLES[name].surface:
+        level = word[len(stem) :]
+        raise DataError(
+            f"found {word!r} among variables, a variable at a level: all that are chosen have the "
+            f"same levels, given apart; for example --variables {stem} --levels {level}, or "
+            f"variables=[{stem!r}], levels=[{level}]"
+        )
+    raise DataError(f"{model.origin} has no variable {word!r}{nearest(word, [*names, *short])}")
 
 
 def decode_bytes(model: Model) -> int:

@@ -1,8 +1,4 @@
-r"""What a pass through each network takes on this device, by running one.
-
-Memory is that of the graphs which guidance keeps: the tensors that a forward pass saves for its
-backward passes, each counted once.
-"""
+r"""What a pass through each network takes on this device, by running one."""
 
 from __future__ import annotations
 
@@ -19,32 +15,39 @@ from torch import Tensor
 from ..diffusion.guidance.linear import Linearized
 from ..diffusion.likelihood import probed_gain
 from .model import Model
+from .precision import Precision
 
 __all__ = ["Cost", "measure"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    r"""Seconds of passes, one window or state each, and bytes of weights and graphs."""
+    r"""Seconds of passes, one window or state each, and bytes of weights."""
 
     seconds: tuple[float, float, float, float]
     weights: int
-    denoiser_graph: int
-    decoder_graph: int
 
 
 class Everything:
     r"""Observes all of the first state of a window, to see what a state costs."""
 
-    def __init__(self, model: Model, shape: tuple[int, ...]):
-        self.model, self.variance = model, torch.ones(math.prod(shape))
+    def __init__(self, model: Model, shape: tuple[int, ...], precision: Precision):
+        self.model, self.precision = model, precision
+        self.variance = torch.ones(math.prod(shape))
 
     def departure(self, z: Tensor) -> Tensor:
-        return -self.model.decode(z[:, 0]).flatten(1)
+        with self.precision():
+            return -self.model.decode(z[:, 0]).flatten(1)
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        x, changes = self.model.linearize(z[:, 0])
-        return -x.flatten(1), lambda w: changes(w[:, 0]).flatten(1)
+        with self.precision():
+            x, changes = self.model.linearize(z[:, 0])
+
+        def product(w: Tensor) -> Tensor:
+            with self.precision():
+                return changes(w[:, 0]).flatten(1)
+
+        return -x.flatten(1), product
 
     def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
         return v
@@ -56,13 +59,16 @@ class Everything:
         return self
 
 
-def measure(model: Model, windows: int = 1) -> Cost:
+def measure(model: Model, windows: int = 1, precision: Precision | None = None) -> Cost:
     r"""Runs one pass of each kind on the model's device, and says what they cost.
 
     Arguments:
         model: The model.
         windows: The number of windows denoised at once, over which time is divided.
+        precision: That of the networks, by default single.
     """
+    precision = precision or Precision("float32", model.device)
+    denoiser = precision.denoiser(model.denoiser)
     config, device = model.config, model.device
     dates = np.datetime64("2000-01-01T00") + np.arange(config.window) * np.timedelta64(1, "h")
     shape = (windows, config.window, *config.latent_shape)
@@ -70,36 +76,30 @@ def measure(model: Model, windows: int = 1) -> Cost:
     z_t = torch.randn(shape, generator=generator).to(device)
 
     def denoise(z: Tensor) -> Tensor:
-        return model.denoiser(z, 1.0, dates)
+        return denoiser(z, 1.0, dates)
 
     with torch.no_grad():
         forward = _time(lambda: denoise(z_t), device)
-    z_t.requires_grad_()
-    backward, denoiser_graph = _backward(denoise, z_t)
+    backward = _time_back(denoise, z_t)
 
-    z, everything = z_t.detach()[:1, :1], Everything(model, config.state_shape)
-    with torch.no_grad():
-        decode = _time(lambda: model.decode(z[:, 0]), device)
-    observed, decoder_graph = _saved(lambda: Linearized(everything, z))
+    z, everything = z_t.detach()[:1, :1], Everything(model, config.state_shape, precision)
+    decode = _time(lambda: Linearized(everything, z), device)
+    observed = Linearized(everything, z)
     u = torch.ones_like(observed.departure)
     down = _time(lambda: observed.At(u), device)
     up = _time(lambda: observed.A(z), device)
 
     networks = (model.autoencoder, model.denoiser)
     weights = sum(p.numel() * p.element_size() for net in networks for p in net.parameters())
-    return Cost(
-        (forward / windows, backward / windows, decode, (down + up) / 2),
-        weights,
-        denoiser_graph // windows,
-        2 * decoder_graph,  # what products with the Jacobian keep, beside what the graph does
-    )
+    return Cost((forward / windows, backward / windows, decode, (down + up) / 2), weights)
 
 
-def _backward(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, int]:
-    r"""Seconds of a backward pass, and the bytes of its graph, which ends here."""
-    y, graph = _saved(lambda: run(x))
+def _time_back(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    r"""Seconds of a backward pass, whose graph ends here."""
+    with torch.enable_grad():
+        y = run(x.requires_grad_())
     v = torch.ones_like(y)
-    return _time(lambda: torch.autograd.grad(y, x, v, retain_graph=True), x.device), graph
+    return _time(lambda: torch.autograd.grad(y, x, v, retain_graph=True), x.device)
 
 
 def _time(run: Callable[[], Any], device: torch.device, least: float = 0.2) -> float:
@@ -119,17 +119,3 @@ def _time(run: Callable[[], Any], device: torch.device, least: float = 0.2) -> f
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _saved(run: Callable[[], Any]) -> tuple[Any, int]:
-    r"""What a call gives, and the bytes that are kept for its backward pass."""
-    kept: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        if not isinstance(x, torch.nn.Parameter):
-            storage = x.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        return run(), sum(kept.values())

@@ -182,7 +182,7 @@ class Model:
     def reconstruct(self, x: Tensor) -> Tensor:
         r"""Encodes and decodes standardized states :math:`(B, C, H, W)`, for which no denoiser is
         needed."""
-        return self._states(self.autoencoder(self.departures(x)))
+        return self._states(self.autoencoder.decode(self.autoencoder.encode(self.departures(x))))
 
     def departures(self, x: Tensor) -> Tensor:
         r"""What the autoencoder sees of standardized states :math:`(*, C, H, W)`: themselves, or
@@ -191,7 +191,9 @@ class Model:
 
     def _states(self, x: Tensor) -> Tensor:
         r"""The states of departures."""
-        return x if self.normals is None else x + self.normals.to(x)
+        # in half precision a state would lose digits that its departure has
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x if self.normals is None else x + self.normals.to(wide)
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         r"""Decodes, and linearizes the decoder around latents.

@@ -26,7 +26,7 @@ from ..locks import hold
 from .ensembles import Ensemble, model_digest, provenance, to_dataset
 from .fields import NONNEGATIVE
 from .model import Model
-from .resuming import differences
+from .resuming import begun_otherwise, differences
 
 __all__ = ["EnsembleWriter", "model_digest", "provenance", "quiet", "to_dataset"]
 
@@ -88,10 +88,8 @@ class EnsembleWriter(Ensemble):
         notes = self.directory / "ensemble.json"
         if notes.exists():
             if told := list(differences(json.loads(notes.read_text()), signature)):
-                raise StoreError(
-                    f"{self.path_partial} was begun otherwise: {'; '.join(told)}. Rerun as it was "
-                    f"begun, or remove {self.path_partial}"
-                )
+                steps = self.path.with_name(self.path.name + ".run")
+                raise StoreError(begun_otherwise([self.path_partial, steps], told))
         else:  # nothing, or killed before the first value
             for item in self.path_partial.iterdir():
                 if item != self.directory:

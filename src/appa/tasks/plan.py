@@ -17,8 +17,8 @@ where the backward passes of the decoder are products with :math:`A^\top` and wi
 :mod:`appa.diffusion.guidance.linear`). Hours that are given in
 place of observations are guided too, but are not decoded. In the end every state is decoded once.
 
-Operations follow from sizes (:mod:`appa.costs`). Time and memory are measured: one pass of each
-kind is run on the device, and scaled by their numbers.
+Operations follow from sizes (:mod:`appa.costs`), and so does memory (:mod:`appa.tasks.memory`).
+Time is measured: one pass of each kind is run on the device, and scaled by their numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from ..diffusion.trajectory import padded_length
 from ..errors import DataError
 from .fields import decode_batch, decode_bytes, fields
 from .measuring import measure
+from .memory import Memory
 from .model import Model
+from .precision import Precision
 from .runs import affordable
 from .settings import Settings
 
@@ -237,7 +239,8 @@ def plan(
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
     for guided, observed in windows:
-        part = passes(settings.guidance, settings.iterations, guided, observed, settings.curvature)
+        probes = settings.curvature or 0
+        part = passes(settings.guidance, settings.iterations, guided, observed, probes)
         total, solves = total + part * (n * members), solves + n * members * guided
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     if kept:
@@ -265,15 +268,27 @@ def plan(
     if not measured:
         return found
     most = max((observed for _, observed in windows), default=0)
-    at_once = min(members, batch or affordable(model, most)[0])
-    cost = measure(model, min(at_once, 8))
-    guided = any(guided for guided, _ in windows)
+    each = _observations(observations, start, hours, model.config.window) if seen.any() else 0
+    fitting, at_a_time = affordable(model, settings, most, each)
+    at_once = min(members, batch or fitting)
+    cost = measure(model, min(at_once, 8), Precision.of(settings, model.device))
     memory = cost.weights + members * (past + hours) * 4 * math.prod(model.config.latent_shape) * 6
-    graphs = at_once * (guided * cost.denoiser_graph + most * cost.decoder_graph)
-    memory += max(graphs, decode_batch(model) * decode_bytes(model))
+    held = Memory.of(model, settings)
+    evaluation = held.total(at_once, at_a_time or most, each, model.autoencoder.at_once)
+    memory += max(evaluation, decode_batch(model) * decode_bytes(model))
     note = f"{_several(at_once, 'member')} at once; from one pass of each kind"
     seconds = sum(a * b for a, b in zip(total.numbers, cost.seconds, strict=True))
+    if at_a_time is not None:  # decodings that are not kept are done again for each product
+        note = f"{_several(at_a_time, 'hour')} decoded at once; from one pass of each kind"
+        seconds += total.decoder_backward * cost.seconds[2]
     return replace(found, seconds=seconds, memory=int(memory), note=note)
+
+
+def _observations(observations: Any, start: Any, hours: int, window: int) -> int:
+    r"""The number of observations of a window, on average; of a share of hours, unknown, none."""
+    if isinstance(observations, int | float):
+        return 0
+    return math.ceil(len(observations.between(start, hours)) * min(1, window / hours))
 
 
 def _windows(

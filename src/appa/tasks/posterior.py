@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from ..diffusion.likelihood import (
     HoursLikelihood,
@@ -34,6 +34,7 @@ from ..observations.operators import HourOperator, StateSpace
 from ..observations.representation import Representation
 from ..observations.residual import ResidualSampler
 from .model import Model
+from .precision import Precision
 from .settings import Settings
 
 __all__ = ["Posterior", "StatesLikelihood"]
@@ -54,6 +55,7 @@ class StatesLikelihood:
         at_once: The number of hours that are decoded at once. With fewer than are observed, less
             memory is taken and more is computed: decodings are not kept for products with the
             Jacobian and its transpose, but done again.
+        precision: That of the decoder, by default single. All else is in single precision.
     """
 
     def __init__(
@@ -62,12 +64,17 @@ class StatesLikelihood:
         operators: Sequence[HourOperator | None],
         covariance: WindowCovariance,
         at_once: int | None = None,
+        precision: Precision | None = None,
     ):
         self.model, self.covariance = model, covariance
+        self.precision = precision or Precision("float32", model.device)
         seen = [(hour, op) for hour, op in enumerate(operators) if op is not None]
         size = at_once or len(seen)
         self.groups = [seen[i : i + size] for i in range(0, len(seen), size)]
         self._gain: Tensor | None = None
+        curved = torch.cat([op.curved for _, op in seen])
+        #: Which observations are of a curved observable, if any.
+        self.curved = curved if bool(curved.any()) else None
 
     @property
     def variance(self) -> Tensor:
@@ -81,33 +88,32 @@ class StatesLikelihood:
             departure, product = self._linearize(self.groups[0], z)
             return departure, product
 
-        def part(z: Tensor, group: Group) -> Tensor:
-            return self._departure(group, self._decode(group, z))
-
         def products(w: Tensor) -> Tensor:
             # one group's linearization at a time is kept
             return torch.cat([self._linearize(g, z.detach())[1](w) for g in self.groups], dim=1)
 
-        parts: list[Any] = [
-            checkpoint(part, z, group, use_reentrant=False, preserve_rng_state=False)
-            for group in self.groups
-        ]
+        parts: list[Any] = [_Again.apply(z, self, group) for group in self.groups]
         return torch.cat(parts, dim=1), products
 
     def _linearize(self, group: Group, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         hours = [hour for hour, _ in group]
-        x, changes = self.model.linearize(z[:, hours])
+        with self.precision():
+            x, changes = self.model.linearize(z[:, hours])
         states = x.detach().unbind(1)
 
         def product(w: Tensor) -> Tensor:
-            dx = changes(w[:, hours]).unbind(1)
-            parts = [op.tangent(states[k], dx[k]) for k, (_, op) in enumerate(group)]
+            with self.precision():
+                dx = changes(w[:, hours]).unbind(1)
+            # hour by hour in the precision of what observes them
+            each = zip(group, states, dx, strict=True)
+            parts = [op.tangent(_single(at), _single(by)) for (_, op), at, by in each]
             return torch.cat(parts, dim=1)
 
         return self._departure(group, x), product
 
     def _decode(self, group: Group, z: Tensor) -> Tensor:
-        return self.model.decode(z[:, [hour for hour, _ in group]])
+        with self.precision():
+            return self.model.decode(z[:, [hour for hour, _ in group]])
 
     def _departure(self, group: Group, x: Tensor) -> Tensor:
         # unbound, since the derivative of each hour's selection would be of all hours' size
@@ -162,6 +168,7 @@ class Posterior:
         self.known_residual = known_residual
         self._residuals: ResidualSampler | None = None
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
+        self.precision = Precision.of(settings, device)
         self.window = model.config.window
         self._likelihoods: dict[tuple[int, ...], StatesLikelihood] = {}
         self.space = StateSpace.of(model) if model.standardizer is not None else None
@@ -221,7 +228,9 @@ class Posterior:
         if key not in self._likelihoods:
             kind = self.settings.representation
             covariance = WindowCovariance(here, self.representation, self.space, kind)
-            self._likelihoods[key] = StatesLikelihood(self.model, here, covariance, self.at_once)
+            self._likelihoods[key] = StatesLikelihood(
+                self.model, here, covariance, self.at_once, self.precision
+            )
             # for the next members; but no more than fit in memory beside this window
             while sum(len(part.variance) for part in self._likelihoods.values()) > MANY:
                 if len(self._likelihoods) == 1:
@@ -252,7 +261,7 @@ class Posterior:
         Returns:
             Standardized latents, with shape :math:`(M, L, c, h, w)`.
         """
-        known = None
+        known, denoiser = None, self.precision.denoiser(self.model.denoiser)
         if self.known is not None:
             known = self.known[[m % len(self.known) for m in members]]
         common: dict[str, Any] = {
@@ -266,7 +275,7 @@ class Posterior:
         }
         if self.sequential:
             return draw_sequential(
-                self.model.denoiser,
+                denoiser,
                 self.times,
                 members,
                 observe=self.observed,
@@ -284,7 +293,7 @@ class Posterior:
             self._composed(start, known) for start in range(0, length - self.window + 1, stride)
         ]
         z = draw(
-            self.model.denoiser,
+            denoiser,
             self.times,
             members,
             stride=stride,
@@ -342,3 +351,26 @@ class Posterior:
         assert known is not None
         hours = HoursLikelihood(known[:, start : start + given], range(given), self.noise)
         return hours if seen is None else StackedLikelihood([seen, hours])
+
+
+class _Again(torch.autograd.Function):
+    r"""Departures of a group of hours, whose decoder is linearized when gradients are asked for."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, likelihood: StatesLikelihood, group: Group) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.likelihood, ctx.group = likelihood, group
+        return likelihood._departure(group, likelihood._decode(group, z))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, u: Tensor) -> tuple[Tensor, None, None]:
+        with torch.enable_grad():
+            z = ctx.saved_tensors[0].detach().requires_grad_()
+            departure = ctx.likelihood._linearize(ctx.group, z)[0]
+        return torch.autograd.grad(departure, z, u)[0], None, None
+
+
+def _single(x: Tensor) -> Tensor:
+    r"""In single precision at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -26,7 +26,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +37,7 @@ from torch import Tensor, contiguous_format, tensor, uint8
 from ..errors import AppaError
 from ..locks import hold
 
-__all__ = ["RunError", "RunState", "differences"]
+__all__ = ["RunError", "RunState", "begun_otherwise", "differences"]
 
 RESULT = "result.safetensors"
 STEP = re.compile(r"step-(\d{8,})\.safetensors")
@@ -98,11 +98,9 @@ class RunState:
             known = None
         if known is not None:
             if told := list(differences(known, self.key)):
-                raise RunError(
-                    f"{self.folder} holds an unfinished run that was begun otherwise: "
-                    f"{'; '.join(told)}. Rerun as it was begun to go on, or remove {self.folder} "
-                    "to begin anew"
-                )
+                out = str(self.folder).removesuffix(".run")
+                beside = [Path(f"{out}.partial")] if out != str(self.folder) else []
+                raise RunError(begun_otherwise([self.folder, *beside], told))
             self.resumed = any(self.folder.rglob("*.safetensors"))
             return
         with self._writing():
@@ -258,6 +256,10 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
         for key in [*old, *(key for key in new if key not in old)]:
             yield from differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
     elif old != new:
+        if isinstance(old, str) and isinstance(new, str) and old[:1] == new[:1] == "{":
+            with contextlib.suppress(ValueError):  # settings, as attributes have them
+                yield from differences(json.loads(old), json.loads(new), where)
+                return
         if isinstance(old, str) and isinstance(new, str) and "\n" in old + new:
             lines = set(old.splitlines()), set(new.splitlines())
             gone = [line.strip() for line in old.splitlines() if line not in lines[1]]
@@ -266,6 +268,22 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
             yield f"{where} was “{old}”, is “{new}”"
         else:
             yield f"{where} was {old!r}, is {new!r}"
+
+
+def begun_otherwise(places: Sequence[Path], told: Sequence[str], other: str = "name") -> str:
+    r"""The message of a run that finds another one's work in its place.
+
+    Arguments:
+        places: Where that work lies; some may not exist.
+        told: What differs, of :func:`differences`.
+        other: What a user may choose another one of.
+    """
+    there = " and ".join(str(place) for place in places if place.exists())
+    return (
+        f"there is an unfinished run that was begun otherwise: {'; '.join(told)}. It is kept, and "
+        f"goes on when it is run as it was begun; to begin anew, remove {there}, or choose another "
+        f"{other}"
+    )
 
 
 # ---------------------------------------------------------------- files

@@ -22,16 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..costs import decoder_convolutions
 from ..errors import DataError
 from ..machine import free_memory
 from ..progress import progress
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
+from .memory import Memory
 from .model import Model
 from .output import EnsembleWriter
 from .posterior import Posterior
 from .resuming import RunState
+from .settings import Settings
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -170,9 +171,11 @@ class Run:
     def _batch(self, keeper: RunState | None) -> int:
         r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
         kept = keeper.load("batch") if keeper else None
-        seen = sum(op is not None for op in self.posterior.operators)
-        most, self.posterior.at_once = affordable(
-            self.model, min(self.posterior.window, seen), self.workers
+        posterior = self.posterior
+        sizes = sorted(len(op) for op in posterior.operators if op is not None)
+        sizes = sizes[-posterior.window :]  # a window has no more
+        most, posterior.at_once = affordable(
+            self.model, posterior.settings, len(sizes), sum(sizes), self.workers
         )
         if self.batch is None and kept is not None:
             return int(kept["members"])
@@ -315,27 +318,22 @@ def drawn_part(
 # ---------------------------------------------------------------- what it takes
 
 
-def affordable(model: Model, observed: int, workers: int = 1) -> tuple[int, int | None]:
+def affordable(
+    model: Model, settings: Settings, observed: int, observations: int, workers: int = 1
+) -> tuple[int, int | None]:
     r"""The number of members whose windows fit in memory at once, and of hours that are decoded at
-    once if not even one member's do.
-
-    Guidance keeps what the decoder computes for each observed hour: after each convolution,
-    normalization and activation, and once more for products with its Jacobian; and what the
-    transformer computes, some twenty numbers for each channel of a token in each block.
+    once if not even one member's do; see :class:`~.memory.Memory`.
 
     Arguments:
         model: The model.
+        settings: How is drawn.
         observed: The number of hours of a window that are observed.
+        observations: The number of observations in these.
         workers: The number of processes that share the memory.
     """
-    config = model.config
-    hour = 2 * 3 * 4 * sum(d * pixels for _, d, pixels in decoder_convolutions(config))
-    window = 20 * 4 * config.tokens * config.denoiser.width * config.denoiser.blocks
-    most = int(0.6 * free_memory(model.device)) // workers
-    members = most // (window + observed * hour)
-    if members or not observed:
-        return max(1, members), None
-    return 1, max(1, (most - window) // hour)
+    free = free_memory(model.device) // workers
+    states = model.autoencoder.at_once
+    return Memory.of(model, settings).affordable(free, observed, observations, states)
 
 
 def hashed(data: Tensor | xr.Dataset | None) -> str | None:

@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "solver": "gmres",
         "iterations": 2,
         "tolerance": 0.0,
+        "curvature": 0,
         "representation": "none",
         "residual": False,
     },
