@@ -230,4 +230,5 @@ def profile(bench: Bench, most: int = 20) -> Rows:
     total = sum(own(event) for event in events)
     for event in events[:most]:
         row = {"calls": event.count, "ms": own(event) / 1e3, "of all": own(event) / total}
-        yield {"kernel": event.key[:90].replace("|", "/")}, lambda row=row: row
+        name = event.key.replace("|", "/").replace("at::native::", "").replace("void ", "")
+        yield {"kernel": name[:150]}, lambda row=row: row

@@ -26,7 +26,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from .layers import Conv, Jacobian, Product, ResidualBlock, gather, scaled, softclip, spread
+from .layers import (
+    Conv,
+    Jacobian,
+    Product,
+    ResidualBlock,
+    fused,
+    gather,
+    magnitude,
+    softclip,
+    spread,
+)
 
 __all__ = ["Autoencoder", "Decoder", "Encoder"]
 
@@ -257,22 +267,29 @@ class Autoencoder(nn.Module):
             products with the transpose (once: second derivatives are those of :meth:`decode`), and
             the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
         """
+        crop = (*self.padding[::2], *self.shape)
         with torch.no_grad():
             parts = [self.decoder.linearize(part) for part in z.detach().split(self.at_once)]
-            x = _joined([self._cropped(y) for y, _ in parts])
+            x = _joined([_cropped(y, None, *crop) for y, _ in parts])
         jacobians = [jacobian for _, jacobian in parts]
         kept = [y for jacobian in jacobians for y in jacobian.kept]
-        sizes, dtype = [len(y) for y, _ in parts], x.dtype
+        sizes, dtype = [len(y) for y, _ in parts], parts[0][0].dtype
         del parts
 
         def product(dz: Tensor) -> Tensor:
-            each = zip(jacobians, dz.split(sizes), strict=True)
-            found = [self._cropped(scaled(J.product, part, dtype)) for J, part in each]
+            found = []
+            for J, part in zip(jacobians, dz.split(sizes), strict=True):
+                size = _size(part, dtype)
+                dx = J.product(part if size is None else part / size)
+                found.append(_cropped(dx, size, *crop))
             return _joined(found)
 
         def transposed(dx: Tensor) -> Tensor:
-            each = zip(jacobians, dx.split(sizes), strict=True)
-            found = [scaled(J.transposed, self._uncropped(part), dtype) for J, part in each]
+            found = []
+            for J, part in zip(jacobians, dx.split(sizes), strict=True):
+                size = _size(part, dtype)
+                dz = J.transposed(_uncropped(part, size, self.padding, dtype))
+                found.append(dz if size is None else dz * size)
             return _joined(found)
 
         return _Decoded.apply(z, x, transposed, *kept), product  # type: ignore[return-value]
@@ -292,11 +309,6 @@ class Autoencoder(nn.Module):
         (top, _, left, _), (h, w) = self.padding, self.shape
         return x[..., top : top + h, left : left + w]
 
-    def _uncropped(self, x: Tensor) -> Tensor:
-        top, bottom, left, right = self.padding
-        x = F.pad(x, (left, right, top, bottom)) if any(self.padding) else x
-        return x.contiguous(memory_format=torch.channels_last)
-
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         r"""Reconstructs states from their latents, :math:`D_\psi(E_\psi(x) + \sigma_z \epsilon)`.
 
@@ -306,6 +318,30 @@ class Autoencoder(nn.Module):
         """
         z = self.encode(x)
         return self.decode(z if noise is None else z + noise)
+
+
+def _size(v: Tensor, dtype: torch.dtype) -> Tensor | None:
+    r"""What vectors are divided by before products in a precision, see :func:`magnitude`."""
+    return magnitude(v).view(-1, 1, 1, 1) if dtype == torch.float16 else None
+
+
+@fused
+def _cropped(x: Tensor, size: Tensor | None, top: int, left: int, h: int, w: int) -> Tensor:
+    r"""What a decoder gives without its margins, times a size: in single precision at least, and
+    with channels first in memory, as observations are taken from states."""
+    x = x[..., top : top + h, left : left + w].to(torch.promote_types(x.dtype, torch.float32))
+    return (x if size is None else x * size).contiguous()
+
+
+@fused
+def _uncropped(
+    x: Tensor, size: Tensor | None, padding: tuple[int, int, int, int], dtype: torch.dtype
+) -> Tensor:
+    r"""The transpose: states with margins of zeros, as the decoder's convolutions take them."""
+    top, bottom, left, right = padding
+    x = (x if size is None else x / size).to(dtype)
+    x = F.pad(x, (left, right, top, bottom)) if any(padding) else x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _call(module: nn.Module, x: Tensor, checkpointing: bool) -> Tensor:

@@ -21,16 +21,17 @@ __all__ = [
     "ResidualBlock",
     "Rotation",
     "SineEncoding",
+    "fused",
     "gather",
     "gather_last",
     "magnitude",
-    "scaled",
     "softclip",
     "spread",
     "spread_last",
 ]
 
 FUSED = True  # see :func:`fused`
+LARGE = 2**24  # numbers of a tensor that is worth a kernel of its own
 
 #: A product with a Jacobian, :math:`dx \mapsto J \, dx`, or its transpose.
 Product = Callable[[Tensor], Tensor]
@@ -48,18 +49,21 @@ class Jacobian(NamedTuple):
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    r"""Makes one kernel of what reads and writes its arguments many times, on CUDA and where no
+    r"""Makes one kernel of what reads and writes large tensors many times, on CUDA and where no
     graph is recorded. Elsewhere it is called as it is, and so it is where no compiler works."""
     compiled: list[Callable[..., Any]] = []
 
     @wraps(function)
     def call(x: Tensor, *arguments: Any) -> Any:
-        if not (FUSED and x.is_cuda) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        suits = FUSED and x.is_cuda and x.numel() >= LARGE
+        if not suits or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(x, *arguments)
+        from torch._dynamo import config
         from torch._dynamo.exc import TorchDynamoException
 
         if not compiled:  # which takes seconds
-            compiled.append(torch.compile(function, dynamic=True))
+            config.recompile_limit = max(config.recompile_limit, 64)  # a kernel for each width
+            compiled.append(torch.compile(function))
         try:
             return compiled[0](x, *arguments)
         except TorchDynamoException as error:
@@ -70,7 +74,38 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@fused
+def pixelwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    r"""Applies a function of pixels :math:`(N, C)` to fields :math:`(B, C, H, W)`, fused.
+
+    With channels last in memory, as convolutions have them, pixels are rows: nothing is copied, and
+    there is no doubt about the order of what comes out. A kernel knows its number of channels, so
+    that a pixel is read once; the number of pixels may change.
+    """
+    kernel = fused(function)
+
+    @wraps(function)
+    def call(x: Tensor, *arguments: Any) -> Any:
+        b, _, h, w = x.shape
+        rows = [_rows(t) if isinstance(t, Tensor) else t for t in (x, *arguments)]
+        found = kernel(*rows)
+        fields = found if isinstance(found, tuple) else (found,)
+        fields = tuple(t.unflatten(0, (b, h, w)).movedim(-1, 1) for t in fields)
+        return fields if isinstance(found, tuple) else fields[0]
+
+    return call
+
+
+def _rows(x: Tensor) -> Tensor:
+    x = x.movedim(1, -1).flatten(0, -2)
+    if x.is_cuda and not torch.compiler.is_compiling():
+        import torch._dynamo as dynamo
+
+        dynamo.maybe_mark_dynamic(x, 0)
+        dynamo.mark_static(x, 1)
+    return x
+
+
+@pixelwise
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     r"""Pixels standardized over their channels, and the factors of them."""
     variance, mean = torch.var_mean(x, dim=1, keepdim=True)
@@ -78,7 +113,7 @@ def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return ((x - mean) * factor).to(x.dtype), factor
 
 
-@fused
+@pixelwise
 def _norm_product(dx: Tensor, y: Tensor, factor: Tensor) -> Tensor:
     r"""The product with the Jacobian of a norm, see :class:`ChannelNorm`."""
     along = (y * dx).sum(dim=1, keepdim=True) / (dx.shape[1] - 1)
@@ -86,7 +121,7 @@ def _norm_product(dx: Tensor, y: Tensor, factor: Tensor) -> Tensor:
     return change.to(dx.dtype)
 
 
-@fused
+@pixelwise
 def _activated(y: Tensor) -> tuple[Tensor, Tensor]:
     r"""SiLU and its slope."""
     share = torch.sigmoid(y)
@@ -104,14 +139,6 @@ def magnitude(v: Tensor) -> Tensor:
     v = v.detach().float().flatten(1)
     size = torch.linalg.vector_norm(v, dim=1) / v.shape[1] ** 0.5
     return torch.where(size > 0, size, 1).log2().round().add(6).exp2()
-
-
-def scaled(linear: Product, v: Tensor, dtype: torch.dtype) -> Tensor:
-    r"""The product :math:`J v` of a Jacobian known in some precision, see :func:`magnitude`."""
-    if dtype != torch.float16:
-        return linear(v)
-    size = magnitude(v).view(-1, *[1] * (v.ndim - 1))
-    return linear(v / size) * size
 
 
 class Conv(nn.Conv2d):
