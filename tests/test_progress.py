@@ -57,6 +57,17 @@ def test_what_was_done_before_says_nothing_about_speed(clock, capsys):
     assert lines == ["drawing: 11/12 steps, 6 s left"]
 
 
+def test_a_slow_beginning_is_forgotten(clock, capsys):
+    with progress(32, "training") as p:
+        for n in range(32):
+            clock.now += 1.0 if n else 60.0
+            p.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"training: {n}/32 steps, {s} s left" for n, s in ((1, 1860), (12, 20), (23, 9))
+    ]
+
+
 @pytest.mark.parametrize(("seconds", "stays"), [(0.1, False), (1.0, True)])
 def test_a_bar_stays_where_it_took_long(clock, monkeypatch, seconds, stays):
     r"""What is left on a terminal is what follows the last line erased."""

@@ -23,23 +23,25 @@ class Progress:
 
     def __init__(self, total: int, description: str, unit: str):
         self.total, self.description, self.unit = total, description, unit
-        self.done = self.already = 0
+        self.done = 0
         self.start = time.monotonic()
         self.next = self.start + SHORT
+        self.last = self.start, 0  # time and work of the last line
         self.bar: Any = None
 
     def skip(self, n: int) -> None:
         r"""Counts work found finished already: it moves the bar but not the speed."""
-        self.already += n
+        self.last = self.last[0], self.last[1] + n
         self.advance(n)
 
     def advance(self, n: int = 1) -> None:
         self.done += n
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.done)
-        elif (now := time.monotonic()) > self.next and self.done > self.already:
-            self.next = now + BETWEEN
-            left = (now - self.start) / (self.done - self.already) * (self.total - self.done)
+        elif (now := time.monotonic()) > self.next and self.done > self.last[1]:
+            # at the speed since the last line: what begins slowly, to compile, goes on faster
+            (then, before), self.last, self.next = self.last, (now, self.done), now + BETWEEN
+            left = (now - then) / (self.done - before) * (self.total - self.done)
             line = f"{self.description}: {self.done}/{self.total} {self.unit}, {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
 
