@@ -16,6 +16,7 @@ from appa.errors import DataError
 from appa.evaluation.prior import SOURCES, score_prior, summarize
 from appa.evaluation.streaming import Climate, Domain
 from appa.evaluation.trajectories import Trajectories, jackknife
+from appa.observations.representation import Representation
 from appa.progress import progress
 
 from .worlds import (
@@ -234,6 +235,29 @@ def test_draws_of_an_exact_prior(scores):
     assert (draws["mean_distance"] < 1.3 * one["mean_expected"]).all()
     assert (draws["std_distance"] < 1.3 * one["std_expected"]).all()
     np.testing.assert_allclose(draws["std_ratio"], 1, atol=0.05)
+
+
+def test_what_the_decoder_cannot_express_is_drawn(store, scores):
+    r"""Noise of its own variance and memory, here none from hour to hour, joins the draws: at each
+    point v becomes v + s², and ρ v / (v + s²) remains of the correlation of an hour."""
+    one, size = model(), 0.3
+    std = np.full((4, *GRID.shape), size)
+    std[NAMES.index("sst"), LAND] = 0
+    channels = Domain(one).channels
+    one.representation = Representation.of(GRID, channels, std, [1.0, 0.0, 0.0], 500.0)
+    told = {"climatology": climatology(), "members": 36, "hours": (8,), "channels": NAMES}
+    noisy = score_prior(one, store, batch=12, **told).sel(length=8, source="draws")
+    bare = score_prior(one, store, batch=12, residual=False, **told).sel(length=8)
+    xr.testing.assert_identical(
+        bare["variance"], scores["variance"].sel(length=8, hour=slice(0, 7))
+    )
+    bare = bare.sel(source="draws")
+    v, found = bare["variance"].mean("hour"), noisy["variance"].mean("hour")
+    error = noisy["variance_error"].mean("hour") + bare["variance_error"].mean("hour")
+    assert (abs(found - v - size**2) < 4 * error).all()
+    rho = bare["autocorrelation"].sel(lag=1) * v / (v + size**2)
+    error = noisy["autocorrelation_error"].sel(lag=1)
+    assert (abs(noisy["autocorrelation"].sel(lag=1) - rho) < 4 * error).all()
 
 
 def test_reconstructions_of_an_identity_are_the_truth(scores):

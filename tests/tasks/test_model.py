@@ -10,6 +10,7 @@ import torch
 
 from appa.diffusion.sampling import draw
 from appa.errors import DataError
+from appa.observations.representation import Representation
 from appa.tasks.folders import ModelError, digest, made_by, read_weights, write_weights
 from appa.tasks.loading import find, load
 from appa.tasks.model import Model
@@ -49,6 +50,22 @@ def test_latents_are_standardized(folder, model):
     torch.testing.assert_close(
         model.decode(z.float()), model.autoencoder.decode(raw), rtol=1e-4, atol=1e-5
     )
+
+
+def test_draws_have_what_the_decoder_cannot_express(folder):
+    r"""Of its own size, and the same for the same seed; over land the sea surface has none."""
+    pytest.importorskip("ducc0")
+    model, size = load(folder), 0.3
+    std = np.full(model.config.state_shape, size)
+    std[1, small.LAND] = 0
+    channels = model.standardizer.channels
+    model.representation = Representation.of(model.grid, channels, std, [1.0, 0.5], 1000.0)
+    options = {"start": "2021-01-01", "hours": 8, "members": 8, "steps": 2}
+    bare, drawn = model.sample(residual=False, **options), model.sample(**options)
+    r = model.standardizer.to_tensor(drawn) - model.standardizer.to_tensor(bare)
+    assert abs(r[:, :, 2:].std() - size) < 0.1 * size
+    assert (r[:, :, 1][..., torch.from_numpy(small.LAND)] == 0).all()
+    assert drawn.equals(model.sample(**options))
 
 
 def test_leading_dimensions(model):

@@ -97,6 +97,9 @@ def prior(
     steps: Annotated[int, typer.Option(min=1, help="Steps of the sampler.")] = 64,
     split: SplitOption = "test",
     batch: Annotated[int, typer.Option(min=1, help="Trajectories at once.")] = 4,
+    residual: Annotated[
+        bool, typer.Option(help="Whether to draw what the decoder cannot express, too.")
+    ] = True,
     seed: SeedOption = 0,
     device: DeviceOption = None,
     figures: FiguresOption = True,
@@ -131,11 +134,13 @@ def prior(
         split=split,
         batch=batch,
         decode=4 * batch,
+        residual=residual,
         seed=seed,
         device=place,
     )
     found = summarize(scores)
-    told = {k: scores.attrs[k] for k in ("split", "members", "stride", "window", "steps")}
+    about_it = ("split", "members", "stride", "window", "steps", "residual")
+    told = {k: scores.attrs[k] for k in about_it}
     summary = {"scored": model, "model": about(loaded.config), **told, "lengths": found}
     _write(out, "prior", scores, summary, loaded, data, figures)
 

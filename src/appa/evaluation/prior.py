@@ -1,10 +1,11 @@
 r"""Is what the prior draws weather?
 
-Trajectories are drawn for the hours of truth windows spread over a split, and decoded. Truth,
-draws, and the reconstructions of the truth, which are the best a draw can be, are summed up in the
-same way by :class:`appa.evaluation.trajectories.Trajectories`, which defines the quantities:
-autocorrelation, variance hour by hour, tendencies inside windows and across their joints, mean and
-standard deviation at each point, differences across the seam, spectra.
+Trajectories are drawn for the hours of truth windows spread over a split, decoded, and what the
+decoder cannot express is added to them, drawn from its own distribution. Truth, draws, and the
+reconstructions of the truth, which are the best that is decoded, are summed up in the same way by
+:class:`appa.evaluation.trajectories.Trajectories`, which defines the quantities: autocorrelation,
+variance hour by hour, tendencies inside windows and across their joints, mean and standard
+deviation at each point, differences across the seam, spectra.
 
 Maps of finite sets of trajectories differ even where both are of the same weather. By how much is
 estimated from halves of the truth: two sets of :math:`N` differ by :math:`1 / \sqrt 2` of what two
@@ -22,9 +23,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ..diffusion.sampling import draw
+from ..diffusion.sampling import Noise, draw, hour_number
 from ..diffusion.trajectory import joints, padded_length
 from ..errors import DataError
+from ..observations.residual import STREAM, ResidualSampler
 from ..progress import progress
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
@@ -57,6 +59,7 @@ def score_prior(
     device: str | torch.device = "cpu",
     batch: int = 4,
     decode: int = 16,
+    residual: bool = True,
 ) -> xr.Dataset:
     r"""Compares trajectories drawn from the prior with those of a store.
 
@@ -75,6 +78,8 @@ def score_prior(
         device: Where the networks run.
         batch: The number of trajectories, and of windows, at once.
         decode: The number of states encoded and decoded at once.
+        residual: Whether draws have what the decoder cannot express, where the model knows it, as
+            those of :meth:`appa.tasks.model.Model.sample` do.
 
     Returns:
         Scores by `length`, `source` (truth, reconstruction, draws) and `channel`; what a shorter
@@ -97,6 +102,8 @@ def score_prior(
         domain = Domain(model, store, [domain.names[k] for k in shown(domain)], device)
     climate = Climate(clim, domain)
     model.to(device)
+    rep = model.representation if residual else None
+    remainder = None if rep is None else ResidualSampler(rep, device=domain.device)
     loaders = [
         windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
         for length in hours
@@ -122,7 +129,13 @@ def score_prior(
                 )
                 found = _states(model, domain, x.flatten(0, 1), z.flatten(0, 1), decode)
                 for name, states in found:
-                    sources[name].update(states.unflatten(0, dates.shape), dates)
+                    states = states.unflatten(0, dates.shape)
+                    if name == "draws" and remainder is not None:
+                        first = [hour_number(each) for each in dates]
+                        noise = Noise(seed, numbers, first, key=(STREAM,))
+                        r = remainder.free(length, len(x), noise, channels=domain.index)
+                        states = states + r
+                    sources[name].update(states, dates)
             full = padded_length(length, window, stride)
             parts.append(_dataset(domain, sources, joints(full, window, stride)))
 
@@ -135,7 +148,8 @@ def score_prior(
         compat="override",
     )
     about = {"members": members, "stride": stride, "window": window, "steps": steps, "seed": seed}
-    return scores.assign_attrs(about, split=str(split), store=named(store))
+    drawn = "none" if remainder is None else "drawn"
+    return scores.assign_attrs(about, residual=drawn, split=str(split), store=named(store))
 
 
 @torch.no_grad()

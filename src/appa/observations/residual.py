@@ -51,8 +51,9 @@ from .harmonics import Correlated, Harmonics, root_of
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["Report", "ResidualSampler"]
+__all__ = ["STREAM", "Report", "ResidualSampler"]
 
+STREAM = 2**20  # tells its noise apart from that of windows, which are counted from 0
 PAST = 24  # hours; of a planet's r, more would tell what follows by 2 % at most
 ROUNDING = 1e-5  # the variance r is known within
 
@@ -209,6 +210,13 @@ class ResidualSampler:
                 report.channels.append(rep.channels[c].name)
             out[:, :, k] = std * u
         return out, report
+
+    def free(
+        self, hours: int, members: int, noise: Noise, *, channels: Sequence[int] | None = None
+    ) -> Tensor:
+        r"""Draws :math:`r \sim p(r)`, where nothing was seen; see :meth:`draw`."""
+        nothing = torch.zeros(members, 0, device=self.device)
+        return self.draw([None] * hours, nothing, noise, channels=channels)[0]
 
     @torch.no_grad()
     def forward(

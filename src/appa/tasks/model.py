@@ -26,11 +26,12 @@ from ..data.clock import as_datetime64
 from ..data.grids import Grid
 from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.sampling import draw
+from ..diffusion.sampling import Noise, draw, hour_number
 from ..errors import DataError
 from ..nn.autoencoder import Autoencoder
 from ..observations.representation import FILE as REPRESENTATION
 from ..observations.representation import Representation
+from ..observations.residual import STREAM, ResidualSampler
 from .folders import (
     AUTOENCODER,
     DENOISER,
@@ -220,8 +221,8 @@ class Model:
         Arguments:
             z: Standardized latents, with shape :math:`(M, L, c, h, w)`.
             times: Their :math:`L` hours.
-            options: `variables`, `levels`, `latents`, `negatives`, `batch`, see
-                :class:`appa.tasks.ensembles.Ensemble`.
+            options: `residual`, `variables`, `levels`, `latents`, `negatives`, `batch`, see
+                :func:`appa.tasks.ensembles.to_dataset`.
 
         Returns:
             A dataset with dimensions `(member, time, ...)`. Of a model without named channels, one
@@ -248,6 +249,7 @@ class Model:
         stride: int | None = None,
         steps: int = 64,
         batch: int = 8,
+        residual: bool = True,
     ) -> xr.Dataset:
         r"""Draws trajectories from the prior: weather, but no particular one.
 
@@ -259,6 +261,7 @@ class Model:
             stride: The hours between windows, by default the configuration's.
             steps: The steps of the sampler, one evaluation of the denoiser each.
             batch: The number of windows denoised, and of states decoded, at once.
+            residual: Whether what the decoder cannot express is drawn too, where it is known.
 
         Returns:
             A canonical dataset, see :meth:`to_dataset`.
@@ -281,7 +284,11 @@ class Model:
             raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
         times = first + np.arange(hours) * np.timedelta64(3600, "s")
         z = draw(self.denoiser, times, members, stride=stride, steps=steps, seed=seed, batch=batch)
-        return self.to_dataset(z, times, batch=batch)
+        r = None
+        if residual and self.representation is not None:
+            noise = Noise(seed, range(members), hour_number(times), key=(STREAM,))
+            r = ResidualSampler(self.representation, device=self.device).free(hours, members, noise)
+        return self.to_dataset(z, times, residual=r, batch=batch)
 
     def reanalysis(
         self,

@@ -32,7 +32,7 @@ from ..diffusion.trajectory import padded_length
 from ..observations.errors import WindowCovariance
 from ..observations.operators import HourOperator, StateSpace
 from ..observations.representation import Representation
-from ..observations.residual import ResidualSampler
+from ..observations.residual import STREAM, ResidualSampler
 from .model import Model
 from .precision import Precision
 from .settings import Settings
@@ -42,7 +42,6 @@ __all__ = ["Posterior", "StatesLikelihood"]
 Group = Sequence[tuple[int, HourOperator]]  # hours of a window, and what is seen of them
 
 MANY = 50_000_000  # observations whose errors' covariance is kept
-RESIDUAL = 2**20  # tells its noise apart from that of windows, which are counted from 0
 
 
 class StatesLikelihood:
@@ -322,7 +321,7 @@ class Posterior:
             return None
         if self._residuals is None:
             self._residuals = ResidualSampler(self.representation, self.space, self.model.device)
-        noise = Noise(seed, members, hour_number(self.times), key=(RESIDUAL,))
+        noise = Noise(seed, members, hour_number(self.times), key=(STREAM,))
         if self.known is not None:
             past = self.known_residual
             if past is None:
