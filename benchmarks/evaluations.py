@@ -13,7 +13,7 @@ from torch import Tensor
 
 import appa
 from appa.data.planet import statistics
-from appa.nn import layers
+from appa.nn import fusing
 from appa.tasks.memory import Memory
 from appa.tasks.precision import Precision
 
@@ -58,11 +58,11 @@ def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list],
         return found | {"planned GiB": held / 2**30}
 
     def loose(at_once: int | None) -> dict[str, Any]:
-        layers.FUSED = False
+        fusing.FUSED = False
         try:
             return ours(1, at_once)
         finally:
-            layers.FUSED = True
+            fusing.FUSED = True
 
     def single(at_once: int | None) -> dict[str, Any]:
         world = bench.world
@@ -93,7 +93,7 @@ def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list],
                 yield label, lambda run=run, m=m, at_once=at_once: run(m, at_once)
                 if done:
                     break
-            if m == 1 and bench.device.type == "cuda" and layers.FUSED:
+            if m == 1 and bench.device.type == "cuda" and fusing.FUSED:
                 label = {"way": "appa, nothing fused", "members": 1}
                 yield label, lambda at_once=at_once: loose(at_once)
             if m == 1:  # against which both are compared

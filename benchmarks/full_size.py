@@ -30,7 +30,7 @@ from common import Report, arguments_of, machine
 from evaluations import grids, guided, lengths, observed, reanalysis
 from passes import inside, parts, profile, speed
 
-from appa.nn import layers
+from appa.nn import fusing
 
 GRIDS = ("planet", "planet-large", "era5-1.5deg", "era5-0.25deg")
 
@@ -66,7 +66,7 @@ def main() -> None:
         "floor of an evaluation": round(main.floor(main.config.window), 4),
     }
     report = Report(arguments.output, head, arguments)
-    compiled, layers.FUSED = cuda and not arguments.eager, not arguments.eager
+    compiled, fusing.FUSED = cuda and not arguments.eager, not arguments.eager
     counts = [10**k for k in range(3, 9) if 10**k <= arguments.most]
     report.section("speed", speed(main))
     report.section("guided", *guided(main, arguments.members))

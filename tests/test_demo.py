@@ -335,13 +335,29 @@ def test_a_chain_that_was_killed(tmp_path, model, monkeypatch):
             assert f"another folder than {folder}" in message
             assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
+    # once more, killed when all but the scores is there
     drawn = folder / "analysis.zarr"
     before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr("appa.evaluation.ensembles.averages", interrupted)
+        CliRunner().invoke(application(), command)
+    assert (folder / "forecast.zarr").exists()
+    before |= {path: path.stat().st_mtime_ns for path in (folder / "forecast.zarr").rglob("*")}
     result = CliRunner().invoke(application(), command, catch_exceptions=False)
-    assert "analysis.zarr is whole: going on from it" in re.sub(r"\s+", " ", result.output)
-    assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
+    told = re.sub(r"\s+", " ", result.output)
+    assert "analysis.zarr is whole: going on from it" in told
+    assert "forecast.zarr is whole, too" in told
+    both = [*drawn.rglob("*"), *(folder / "forecast.zarr").rglob("*")]
+    assert {path: path.stat().st_mtime_ns for path in both} == before
+    # what was scored is of another day: it is drawn anew
+    result = CliRunner().invoke(application(), command, catch_exceptions=False)
+    assert "is whole" not in result.output
     names = ["analysis.zarr", "forecast.zarr", "scores.nc", "analysis.png", "scores.png"]
     assert sorted(p.name for p in folder.iterdir()) == sorted([*names, "stations.csv", "swath.nc"])
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ def run(
 
     check_fits(model, truth)
     check_free(directory)
+    settings = settings.on(model.device)
     out = {name: directory / f"{name}.zarr" for name in ("analysis", "forecast")}
     times = truth["time"].values
     hours, ahead = day.truth.sizes["time"], len(times) - day.truth.sizes["time"]
@@ -131,17 +132,25 @@ def run(
     seen = read_observations([day.table, day.swath], levels=model.config.data.levels)
     seen = seen.between(times[0], hours)
     attrs = provenance(model, "reanalysis", seed=seed, settings=settings, observations=seen)
-    analysis = _whole(out["analysis"], attrs, members) if _unfinished(out["forecast"]) else None
+    # what was scored is of an earlier chain; what was not is of one that was killed
+    analysis = None if _scored(out["analysis"]) else _whole(out["analysis"], attrs, members)
+    later = None
     if analysis is not None:
         tell(f"{out['analysis']} is whole: going on from it")
+        again = provenance(model, "forecast", seed=seed, settings=_last(settings))
+        if not _scored(out["forecast"]):
+            later = _whole(out["forecast"], again, members)
     else:
         tell(f"drawing the reanalysis, {members} members of {hours} hours")
         shutil.rmtree(out["analysis"], ignore_errors=True)
         where: dict[str, Any] = {"out": out["analysis"], "latents": True}
         analysis = reanalysis(model, seen, times[0], hours, **where, **common)
-    tell(f"drawing the forecast, {members} members of {ahead} hours")
-    shutil.rmtree(out["forecast"], ignore_errors=True)
-    later = forecast(model, analysis, ahead, out=out["forecast"], **common)
+    if later is not None and np.array_equal(later["time"].values, times[hours:]):
+        tell(f"{out['forecast']} is whole, too")
+    else:
+        tell(f"drawing the forecast, {members} members of {ahead} hours")
+        shutil.rmtree(out["forecast"], ignore_errors=True)
+        later = forecast(model, analysis, ahead, out=out["forecast"], **common)
     tell("drawing the prior, for comparison")
     # windows side by side: what happens between them does not change a score
     apart = settings.model_copy(update={"mode": "composed", "stride": model.config.window})
@@ -194,11 +203,11 @@ def check_begun(
     from .tasks.resuming import begun_otherwise, differences
 
     times = np.datetime_as_string(truth["time"].values, unit="h").tolist()
-    last = settings.model_copy(update={"mode": "sequential"})
+    settings = settings.on(model.device)
     known = max(hours - settings.past, 0)
     both = {
         "analysis": ("reanalysis", settings, times[0], times[hours - 1]),
-        "forecast": ("forecast", last, times[known], times[-1]),
+        "forecast": ("forecast", _last(settings), times[known], times[-1]),
     }
     for name, (task, how, first, end) in both.items():
         path = directory / f"{name}.zarr"
@@ -209,6 +218,20 @@ def check_begun(
         told = list(differences({key: before[key] for key in now}, now))
         if told:
             raise StoreError(begun_otherwise(_unfinished(path), told, f"folder than {directory}"))
+
+
+def _last(settings: Settings) -> Settings:
+    r"""What forecasts are drawn with."""
+    return settings.model_copy(update={"mode": "sequential"})
+
+
+def _scored(path: Path) -> bool:
+    r"""Whether the scores beside an ensemble are later than it."""
+    try:
+        drawn = (path / "zarr.json").stat().st_mtime_ns
+        return (path.parent / "scores.nc").stat().st_mtime_ns >= drawn
+    except OSError:
+        return False
 
 
 def _unfinished(path: Path) -> list[Path]:
@@ -244,7 +267,7 @@ def _whole(path: Path, attrs: dict[str, Any], members: int) -> xr.Dataset | None
         ds = xr.open_zarr(path)
     except (OSError, ValueError):
         return None
-    same = all(str(ds.attrs.get(key)) == str(attrs[key]) for key in keys)
+    same = all(str(ds.attrs.get(key)) == str(attrs[key]) for key in keys if key in attrs)
     return ds if same and ds.sizes["member"] == members else None
 
 

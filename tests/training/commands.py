@@ -39,7 +39,12 @@ denoiser:
   heads: 2
   modulation: 16
 training:
-  autoencoder: {learning_rate: 1.0e-2, batch_size: 4, steps: 24, ema: 0.9}
+  autoencoder:
+    variable_weights: {2m_temperature: 1}
+    learning_rate: 1.0e-2
+    batch_size: 4
+    steps: 24
+    ema: 0.9
   denoiser: {learning_rate: 2.0e-3, batch_size: 4, steps: 24, ema: 0.9}
 sampling:
   stride: 2

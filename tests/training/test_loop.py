@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import appa
 from appa.data.windows import WindowLoader
@@ -385,6 +386,26 @@ def test_statistics_are_computed_where_none_are_given(store, tmp_path):
     for name in (*small.SURFACE, *small.ATMOSPHERIC):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
     assert (found["undefined"].values == small.LAND).all()
+
+
+def test_statistics_stay_those_of_the_run(store, tmp_path):
+    r"""Others are refused, and nothing is written; so it is where they bring other normals."""
+    run, config = tmp_path / "run", small.configuration(autoencoder__normals=True, **SOAP)
+    autoencoder(store, run, config=config, steps=1)
+    mean = appa.load(run).normals
+    x = appa.load(run).standardizer.to_tensor(appa.open_store(store).sel(time=slice("2001-01-02")))
+    torch.testing.assert_close(mean, x.mean(dim=0), rtol=0, atol=2.0**-8)
+    autoencoder(store, run, config=config, steps=1)
+    autoencoder(store, run, config=config, steps=1, statistics=run / "statistics.nc")
+    assert torch.equal(appa.load(run).normals, mean)
+    before = (run / "statistics.nc").read_bytes()
+    stats = small.state_statistics()
+    others = stats.assign({"temperature": stats["temperature"] * 1.01})
+    kept = xr.open_dataset(run / "statistics.nc").load()
+    for given in (others, kept.assign(normals=kept["normals"] + 1)):
+        with pytest.raises(TrainingError, match="other statistics than those given"):
+            autoencoder(store, run, config=config, steps=2, statistics=given)
+    assert (run / "statistics.nc").read_bytes() == before
 
 
 def test_foreign_states(store, tmp_path):

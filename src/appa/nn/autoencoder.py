@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from .fusing import fused
 from .layers import (
     Conv,
     Jacobian,
     Product,
     ResidualBlock,
-    fused,
     gather,
     magnitude,
     softclip,

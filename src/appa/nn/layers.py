@@ -3,15 +3,15 @@ r"""Layers that both networks, or their levels, are made of."""
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+
+from .fusing import pixelwise
 
 __all__ = [
     "ChannelNorm",
@@ -21,7 +21,6 @@ __all__ = [
     "ResidualBlock",
     "Rotation",
     "SineEncoding",
-    "fused",
     "gather",
     "gather_last",
     "magnitude",
@@ -29,9 +28,6 @@ __all__ = [
     "spread",
     "spread_last",
 ]
-
-FUSED = True  # see :func:`fused`
-LARGE = 2**24  # numbers of a tensor that is worth a kernel of its own
 
 #: A product with a Jacobian, :math:`dx \mapsto J \, dx`, or its transpose.
 Product = Callable[[Tensor], Tensor]
@@ -48,69 +44,14 @@ class Jacobian(NamedTuple):
     r"""The activations that both are computed from."""
 
 
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    r"""Makes one kernel of what reads and writes large tensors many times, on CUDA and where no
-    graph is recorded. Elsewhere it is called as it is, and so it is where no compiler works."""
-    compiled: list[Callable[..., Any]] = []
-
-    @wraps(function)
-    def call(x: Tensor, *arguments: Any) -> Any:
-        suits = FUSED and x.is_cuda and x.numel() >= LARGE
-        if not suits or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return function(x, *arguments)
-        from torch._dynamo import config
-        from torch._dynamo.exc import TorchDynamoException
-
-        if not compiled:  # which takes seconds
-            config.recompile_limit = max(config.recompile_limit, 64)  # a kernel for each width
-            compiled.append(torch.compile(function))
-        try:
-            return compiled[0](x, *arguments)
-        except TorchDynamoException as error:
-            warnings.warn(f"{function.__name__} is not compiled: {error}", stacklevel=2)
-            compiled[0] = function
-            return function(x, *arguments)
-
-    return call
-
-
-def pixelwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    r"""Applies a function of pixels :math:`(N, C)` to fields :math:`(B, C, H, W)`, fused.
-
-    With channels last in memory, as convolutions have them, pixels are rows: nothing is copied, and
-    there is no doubt about the order of what comes out. A kernel knows its number of channels, so
-    that a pixel is read once; the number of pixels may change.
-    """
-    kernel = fused(function)
-
-    @wraps(function)
-    def call(x: Tensor, *arguments: Any) -> Any:
-        b, _, h, w = x.shape
-        rows = [_rows(t) if isinstance(t, Tensor) else t for t in (x, *arguments)]
-        found = kernel(*rows)
-        fields = found if isinstance(found, tuple) else (found,)
-        fields = tuple(t.unflatten(0, (b, h, w)).movedim(-1, 1) for t in fields)
-        return fields if isinstance(found, tuple) else fields[0]
-
-    return call
-
-
-def _rows(x: Tensor) -> Tensor:
-    x = x.movedim(1, -1).flatten(0, -2)
-    if x.is_cuda and not torch.compiler.is_compiling():
-        import torch._dynamo as dynamo
-
-        dynamo.maybe_mark_dynamic(x, 0)
-        dynamo.mark_static(x, 1)
-    return x
-
-
 @pixelwise
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     r"""Pixels standardized over their channels, and the factors of them."""
-    variance, mean = torch.var_mean(x, dim=1, keepdim=True)
-    factor = torch.rsqrt(variance.to(torch.promote_types(x.dtype, torch.float32)) + eps)
-    return ((x - mean) * factor).to(x.dtype), factor
+    # in single precision: half of it has no squares of what is beyond 256
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, dim=1, keepdim=True)
+    factor = torch.rsqrt(variance + eps)
+    return ((wide - mean) * factor).to(x.dtype), factor
 
 
 @pixelwise

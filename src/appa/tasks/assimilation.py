@@ -77,7 +77,7 @@ def reanalysis(
     Returns:
         A dataset with dimensions `(member, time, level, latitude, longitude)`.
     """
-    settings = settings or Settings.of(model.config)
+    settings = (settings or Settings.of(model.config)).on(model.device)
     posterior, observed = given_observations(model, observations, start, hours, settings)
     run = Run(model, posterior, "reanalysis", members, seed, observed, batch, workers)
     return run(slice(None), out, options)
@@ -101,7 +101,7 @@ def filtering(
 
     The arguments are those of :func:`reanalysis`, of which it is the last hour.
     """
-    settings = settings or Settings.of(model.config)
+    settings = (settings or Settings.of(model.config)).on(model.device)
     posterior, observed = given_observations(model, observations, start, hours, settings)
     run = Run(model, posterior, "filter", members, seed, observed, batch, workers)
     return run(slice(hours - 1, None), out, options)
@@ -135,7 +135,7 @@ def forecast(
         all_at_once: Whether all hours are drawn together, in composed windows. By default, windows
             are drawn one after another, `settings.new` hours each.
     """
-    settings = settings or Settings.of(model.config)
+    settings = (settings or Settings.of(model.config)).on(model.device)
     mode = "composed" if all_at_once else "sequential"
     settings = settings.model_copy(update={"mode": mode})
     past, times = past_latents(model, source, settings.past)

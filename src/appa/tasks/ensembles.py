@@ -40,11 +40,13 @@ LATENTS = {"long_name": "standardized latent state", "units": "1"}
 
 
 def model_digest(model: Model) -> str:
-    r"""A hash of a model's weights and of the statistics of its latents."""
+    r"""A hash of a model's weights, of the statistics of its latents, and of its normals."""
     tensors = {f"autoencoder.{k}": t for k, t in model.autoencoder.state_dict().items()}
     if model._denoiser is not None:
         tensors |= {f"denoiser.{k}": t for k, t in model.denoiser.state_dict().items()}
         tensors |= {"latents.mean": model.latent_mean, "latents.std": model.latent_std}
+    if model.normals is not None:
+        tensors["normals"] = model.normals
     return digest(tensors)
 
 

@@ -38,7 +38,7 @@ class Precision:
     def __init__(self, name: str, device: torch.device):
         if name == "auto":
             name = "float16" if device.type == "cuda" else "float32"
-        self.device, self.dtype = device, getattr(torch, name)
+        self.name, self.device, self.dtype = name, device, getattr(torch, name)
 
     @classmethod
     def of(cls, settings: Settings, device: torch.device) -> Precision:

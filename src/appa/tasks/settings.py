@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..config import Config, parse_config
 from ..diffusion.guidance import GUIDANCES, Guidance
+from ..diffusion.guidance.mmps import PROBES
 from ..diffusion.sampling import Sampler
 from ..diffusion.sequential import schedule
 from ..diffusion.trajectory import joints, padded_length
@@ -70,6 +73,14 @@ class Settings(Sampling):
         checked = config.model_dump() | {"sampling": values}
         return cls(**parse_config(checked).sampling.model_dump())
 
+    def on(self, device: torch.device | str) -> Settings:
+        r"""The same, and what depends on the device decided: what an ensemble is drawn with is
+        what it says it was, and goes on with."""
+        from .precision import Precision
+
+        name = Precision(self.precision, torch.device(device)).name
+        return self.model_copy(update={"precision": name})
+
     def sampler_of(self) -> Sampler:
         r"""The sampler."""
         return Sampler(
@@ -85,6 +96,15 @@ class Settings(Sampling):
         return GUIDANCES[self.guidance](
             solver=self.solver, iterations=self.iterations, tolerance=self.tolerance, **probes
         )
+
+    def probes_of(self, curved: bool) -> int:
+        r"""The probes of curvature that guidance makes of a window, with observations of a curved
+        observable or without any."""
+        if self.guidance != "mmps":
+            return 0
+        if self.curvature is None:
+            return PROBES if curved else 0
+        return self.curvature
 
     def lag_of(self, window: int) -> int:
         r"""The lag, by default two fifths of the hours a window adds, or what `new` leaves of it:

@@ -8,9 +8,10 @@ autoencoder. Either, called again with the same arguments, goes on where it was 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import xarray as xr
 
 from ..config import Config, load_config
 from ..data import climatology as climate
@@ -35,9 +36,6 @@ from .distribution import Ranks, distributed
 from .options import Options, Outcome, TrainingError
 from .tasks import AutoencoderTask, DenoiserTask, Task, named
 from .trainer import Trainer
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 __all__ = ["train", "train_autoencoder", "train_denoiser"]
 
@@ -77,7 +75,7 @@ def train_autoencoder(
         store = open_store(data)
         check_grid(store, config)
         stats = gather(_statistics(config, store, out, statistics, ranks), store)
-        stats = _with_normals(config, stats, store, out, ranks)
+        stats = _with_normals(config, stats, store, ranks)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
             task = AutoencoderTask(config, data, stats, checkpointing=checkpointing)
@@ -158,15 +156,23 @@ def _statistics(
     ranks: Ranks,
 ) -> xr.Dataset:
     r"""The statistics of states: those given, known, or of the training years."""
+    file = out / STATISTICS
+    known = load_statistics(file) if ranks.first(file.exists) else None
     if given is not None:
-        return state_statistics.load(given) if isinstance(given, str | Path) else given
-    file = out / "statistics.nc"
-    if ranks.first(file.exists):
-        return load_statistics(file)
+        found = load_statistics(given) if isinstance(given, str | Path) else given
+        if known is not None and not _alike(known, found):
+            raise TrainingError(
+                f"{file} has other statistics than those given: the networks of {out} know states "
+                "standardized with the former; leave out --statistics, or choose another folder"
+            )
+        return found if known is None else known
+    if known is not None:
+        return known
     if config.data.grid == load_config("planet").data.grid:
-        from ..data.planet import statistics
+        from ..data.planet import climatology, statistics
 
-        return statistics()
+        stats = statistics()
+        return with_normals(config, stats, climatology()) if config.autoencoder.normals else stats
     period = config.data.splits.period("train")
     names = (*config.data.surface, *config.data.atmospheric)
     split = (period.start, period.stop)
@@ -176,26 +182,30 @@ def _statistics(
     return load_statistics(file)
 
 
-def _with_normals(
-    config: Config, stats: xr.Dataset, store: xr.Dataset, out: Path, ranks: Ranks
-) -> xr.Dataset:
-    r"""Statistics with the normals beside them where the autoencoder has any: those known, the
-    bundled ones on the planet's grid, or those of the training years."""
+def _alike(a: xr.Dataset, b: xr.Dataset) -> bool:
+    r"""Whether means and deviations, and normals where both have them, are the same."""
+    names = [str(name) for name, var in a.data_vars.items() if "statistic" in var.dims]
+    names += [NORMALS] if NORMALS in a and NORMALS in b else []
+    a, b = (ds[[name for name in names if name in ds]].reset_coords(drop=True) for ds in (a, b))
+    if "level" in a.dims and "level" in b.dims:
+        b = b.sel(level=[level for level in a["level"].values if level in b["level"].values])
+    try:
+        xr.testing.assert_allclose(a, b, rtol=1e-6)
+    except AssertionError:
+        return False
+    return True
+
+
+def _with_normals(config: Config, stats: xr.Dataset, store: xr.Dataset, ranks: Ranks) -> xr.Dataset:
+    r"""Statistics with the normals beside them where the autoencoder has any: those known, or
+    those of the training years."""
     if not config.autoencoder.normals or NORMALS in stats:
         return stats
-    if config.data.grid == load_config("planet").data.grid:
-        from ..data.planet import climatology
-
-        return with_normals(config, stats, climatology())
     period = config.data.splits.period("train")
     names = (*config.data.surface, *config.data.atmospheric)
-
-    def write() -> None:
-        mean = climate.fit(store, 0, variables=names, split=(period.start, period.stop))
-        write_statistics(out, with_normals(config, stats, mean))
-
-    ranks.first(write)
-    return load_statistics(out / STATISTICS)
+    split = (period.start, period.stop)
+    mean = ranks.first(lambda: climate.fit(store, 0, variables=names, split=split))
+    return with_normals(config, stats, mean)
 
 
 def _check_latents(run: Path, data: Any) -> None:
