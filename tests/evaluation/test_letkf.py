@@ -369,7 +369,7 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
 
     # Tuning tells of the same analyses, and of one that sees both hours at once.
     table = tune(seen, truth, times[0], hours, {"every": [1, 2]}, **options)
-    assert table["error"].is_monotonic_increasing
+    assert table["crps"].is_monotonic_increasing
     assert (table["error"] < 0.1).all()
     area = np.cos(np.radians(truth["latitude"]))
     off = (ds - truth).mean("member") ** 2
@@ -379,8 +379,11 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
         if name != "sea_surface_temperature":
             per = np.sqrt(off[name].weighted(area).mean(("time", "latitude", "longitude")))
             found += np.atleast_1d((per / std[name]).values).tolist()
-    by_hour = table.set_index("every")["error"][1]
-    np.testing.assert_allclose(by_hour, np.mean(found), rtol=0.01)
+    by_hour = table.set_index("every").loc[1]
+    np.testing.assert_allclose(by_hour["error"], np.mean(found), rtol=0.01)
+    scores = appa.evaluate(ds, truth, by="all", statistics=statistics())
+    scores = scores["crps_standardized"].sel(channel=scores["channel"] != "sst")
+    np.testing.assert_allclose(by_hour["crps"], scores.mean(), rtol=0.01)
     with pytest.raises(DataError, match="multiples"):
         cycle(seen, times[0], 2, tmp_path / "c.zarr", discard=2, **options)
 
@@ -399,4 +402,27 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
     table.attrs["grid"]["length"] = [None, 500.0]
     assert best(table).length is None
     with pytest.raises(DataError, match="survived none"):
-        best(table.assign(error=np.nan))
+        best(table.assign(crps=np.nan))
+
+    # Members -3, 1 and 2 deviations from the truth have an exact mean and a CRPS of 2 - 10/6, those
+    # all 0.2 from it have 0.2 of both: the latter are better.
+    class Known(Cycling):
+        def tuned(self, **chosen):
+            return Known(replace(self.settings, **chosen), world, world)
+
+        def __call__(self, run, operators):
+            self.now = getattr(self, "now", 0) + 1
+            return run, {"temperature": np.zeros(1)}
+
+        def states(self, fields):
+            shifts = [-3.0, 1.0, 2.0] if self.settings.inflation == 1 else [0.2, 0.2, 0.2]
+            return (
+                x[None, self.now - 1 : self.now] + torch.tensor(shifts)[:, None, None, None, None]
+            )
+
+    known = Known(Settings(members=3), world, world)
+    table = tune(seen, truth, times[0], hours, {"inflation": [1.0, 2.0]}, cycling=known,
+                 first=first)  # fmt: skip
+    assert best(table).inflation == 2
+    np.testing.assert_allclose(table["crps"], [0.2, 1 / 3], rtol=1e-3)
+    np.testing.assert_allclose(table["error"], [0.2, 0], atol=1e-3)

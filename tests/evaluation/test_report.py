@@ -14,6 +14,7 @@ from appa.evaluation.balances import balances
 from appa.evaluation.physics import EARTH
 from appa.evaluation.regions import REGIONS
 from appa.evaluation.report import gather
+from appa.evaluation.report_runs import by_stretch, opened, stretches
 from appa.evaluation.scores import evaluate
 
 GRID = Grid("gaussian", 16, 32)
@@ -228,12 +229,8 @@ def test_analyses_of_several_dates_are_one_page(tmp_path):
     assert "temporal" not in found.missing
     np.testing.assert_allclose(found.temporal["tendency_ratio"].sel(channel="t2m"), 1, rtol=1e-4)
 
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("cmocean")
-    from appa.evaluation.report_runs import stretches
-    from appa.plots.report import _by_date
-
-    by = _by_date(found.means["run"], stretches(found.ensemble)).sel(channel="t2m", region="global")
+    by = by_stretch(found.means["run"], stretches(found.ensemble))
+    by = by.sel(channel="t2m", region="global")
     assert by["lead_time"].values.tolist() == [0, 1, 2, 3]
     np.testing.assert_allclose(by["skill"], np.sqrt(5), rtol=1e-5)
     assert (by["skill_low"] < by["skill"]).all()
@@ -244,3 +241,62 @@ def test_analyses_of_several_dates_are_one_page(tmp_path):
     forecast.to_netcdf(tmp_path / "forecast.nc")
     with pytest.raises(DataError, match="2 runs with forecasts, and a page is of one"):
         gather([str(tmp_path / "forecast.nc"), paths[1]], truth)
+
+
+def test_runs_of_consecutive_days_stay_apart(tmp_path):
+    r"""Two runs without a gap whose members trade places, and one that is shorter: changes of 30 K
+    from one run to the next are no weather, and the last hour is of the longer run alone."""
+    truth, paths = world(12), []
+    for k, (hours, shifts) in enumerate(((slice(6), [0.0, 30.0]), (slice(6, 12), [30.0, 0.0]))):
+        run = shifted(truth.isel(time=hours), shifts, task="reanalysis", joints="[2]")
+        run.to_netcdf(tmp_path / f"{k}.nc")
+        paths.append(str(tmp_path / f"{k}.nc"))
+    names, options = ["2m_temperature"], {"regions": ["global"], "workers": 1}
+    beside = {"warmer": shifted(truth, [60.0])}
+    found = gather(paths, truth, variables=names, baselines=beside, **options)
+    assert found.about["hours"].startswith("12 hours in 2 stretches, ")
+    np.testing.assert_allclose(found.temporal["tendency_ratio"], 1, rtol=1e-4)
+    assert found.temporal.attrs["joints"] == "[[2], [2]]"
+    # of one day, and two runs
+    assert found.differences["warmer"].attrs["dates"] == found.differences["warmer"].attrs["runs"]
+    assert found.differences["warmer"].attrs["runs"] == 2
+
+    # hours the truth has not, at the beginning of the first, move its joints
+    with pytest.warns(UserWarning, match="1 of 12 hours are not scored"):
+        late = gather(paths, truth.isel(time=slice(1, None)), variables=names, **options)
+    assert [p.sizes["time"] for p in stretches(late.ensemble)] == [5, 6]
+    assert "runs have 5 and 6 along time" in late.missing["temporal"]
+    by = by_stretch(late.means["run"], stretches(late.ensemble)).sel(channel="t2m")
+    assert by["lead_time"].values.tolist() == [0, 1, 2, 3, 4, 5]
+    np.testing.assert_allclose(by["skill"], 15, rtol=1e-4)
+    assert np.isfinite(by["skill_low"].values).all(axis=0).tolist() == 5 * [True] + [False]
+
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.plots.report import curves, differences
+
+    told = "curves beyond 4 are of fewer of them, of 1 at the end"
+    assert told in str(curves(late).items)
+    assert "are of fewer" not in str(curves(found).items)
+    assert "from 1 block of whole runs, by their first day" in str(differences(found).items)
+
+
+def test_a_run_has_a_step_of_its_own(tmp_path):
+    r"""States of every 3 hours are one stretch, which a missing one parts; of a week, none are."""
+    truth = world(13)
+    coarse = shifted(truth, [-1.0, 1.0]).isel(time=slice(None, None, 3))
+    found = gather(coarse, truth, variables=["2m_temperature"], regions=["global"], workers=1)
+    assert found.about["hours"] == "5 hours, 2021-03-21T00 to 2021-03-21T12 UTC"
+    assert [p.sizes["time"] for p in stretches(found.ensemble)] == [5]
+    assert found.missing["temporal"].startswith("states are 3 h apart")
+    assert [p.sizes["time"] for p in stretches(coarse.isel(time=[0, 1, 2, 4]))] == [3, 1]
+    weeks = coarse.assign_coords(time=pd.date_range("2021-03-21", periods=5, freq="7D"))
+    assert [p.sizes["time"] for p in stretches(weeks)] == [1] * 5
+    # an hourly run beside it keeps its own
+    later = shifted(world(3), [0.0, 0.0]).assign_coords(
+        time=pd.date_range("2021-03-21T15", periods=3, freq="h")
+    )
+    for name, run in (("a", coarse), ("b", later)):
+        run.assign_attrs(task="reanalysis").to_netcdf(tmp_path / f"{name}.nc")
+    both = opened([str(tmp_path / "b.nc"), str(tmp_path / "a.nc")])
+    assert [p.sizes["time"] for p in stretches(both)] == [5, 3]

@@ -26,6 +26,7 @@ and what is left is the root of the :math:`r`-th.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -45,6 +46,7 @@ ITERATIONS, TOLERANCE = 1000, 1e-2
 EACH, RANK = 128, 1024
 ENTRIES = 2**29  # of a preconditioner: 2 GiB in single precision
 CHUNK = 2**14  # observations that are summed over at once
+KNOWN = 8  # an eigenvalue's distance from rounding, 2e-4 of the largest in single precision
 
 
 class Observed:
@@ -194,6 +196,9 @@ def solve(
 
     Residuals that are updated drift from those that are, the more so in single precision. Where
     they are small, those that are get computed, and where these are not, it begins anew from them.
+    What is returned is the best that was met, no worse than :math:`v = 0`. A preconditioner that
+    rounding has made indefinite, of which slopes :math:`r^\top P^{-1} r \leq 0` tell, is left out
+    from there on.
 
     Arguments:
         product: The products with :math:`C`.
@@ -205,27 +210,40 @@ def solve(
     Returns:
         The solutions, the residuals with shape :math:`(B)`, and the number of iterations.
     """
-    inverse = preconditioner or (lambda r: r)
+    inverse = preconditioner
     size = _dot(d, d).clip(min=1e-300)
     v, r, done = torch.zeros_like(d), d, 0
     error = torch.where(_dot(d, d) > 0, 1.0, 0.0).double()
     while done < iterations and bool((error > tolerance).any()):
-        z = inverse(r)
+        x, best, least, rest = v, v, error, r
+        z = r if inverse is None else inverse(r)
         p, slope = z, _dot(r, z)
-        going, before = error > tolerance, error
+        going, definite = error > tolerance, True
         while done < iterations and bool(going.any()):
             q = product(p) + p
+            curve = _dot(p, q)
+            downhill = (slope > 0) & (curve > 0)
+            definite = definite and bool(downhill[going].all())
+            going = going & downhill
             # what has arrived stays where it is
-            alpha = torch.where(going, slope / _dot(p, q).clip(min=1e-300), 0).to(d)[:, None]
-            v, r, done = v + alpha * p, r - alpha * q, done + 1
-            z = inverse(r)
-            new = _dot(r, z)
-            p = z + torch.where(going, new / slope.clip(min=1e-300), 0).to(d)[:, None] * p
+            alpha = torch.where(going, slope / curve, 0).to(d)[:, None]
+            x, rest, done = x + alpha * p, rest - alpha * q, done + 1
+            left = (_dot(rest, rest) / size).sqrt()
+            better = left < least
+            best, least = torch.where(better[:, None], x, best), torch.where(better, left, least)
+            z = rest if inverse is None else inverse(rest)
+            new = _dot(rest, z)
+            p = z + torch.where(going, new / slope, 0).to(d)[:, None] * p
             slope = torch.where(going, new, slope)
-            going = going & ((_dot(r, r) / size).sqrt() > 0.8 * tolerance)
-        r = d - v - product(v)
-        error = (_dot(r, r) / size).sqrt()
-        if bool((error > before / 2)[error > tolerance].any()):
+            going = going & (left > 0.8 * tolerance)
+        rest = d - best - product(best)
+        found, before = (_dot(rest, rest) / size).sqrt(), error
+        better = found < before
+        v, r = (torch.where(better[:, None], *pair) for pair in ((best, v), (rest, r)))
+        error = torch.where(better, found, before)
+        if not definite and inverse is not None:
+            inverse = None
+        elif not definite or bool((error > before / 2)[error > tolerance].any()):
             break  # as small as rounding allows
     return v, error, done
 
@@ -239,6 +257,11 @@ def nystrom(
     observations are in double precision; :math:`C + \nu I` is taken, with :math:`\nu` as small as
     rounding allows.
 
+    A vector of eigenvalue :math:`\lambda` is known to :math:`\delta = \epsilon \lambda_1 /
+    \lambda`, by which it reaches into the first's direction. With these two, :math:`P` is definite
+    while :math:`\lambda_r^2 / (\lambda_1 \lambda) > \delta^2`, hence with all for
+    :math:`\lambda_r > \epsilon^{2/3} \lambda_1`; none below :data:`KNOWN` times that is taken.
+
     Arguments:
         product: The products with :math:`C`.
         like: A vector, with shape :math:`(n)`.
@@ -246,6 +269,7 @@ def nystrom(
         seed: Their seed.
         batch: The number of products at once.
     """
+    rank = min(rank, len(like))
     generator = torch.Generator(like.device).manual_seed(seed)
     # of few digits, so that they take less room and are still what the products were with
     random = torch.randn(
@@ -264,18 +288,32 @@ def nystrom(
         gram += a @ a.T
         norm += b @ b.T
     del random
-    core = (core + core.T) / 2
-    shift = torch.finfo(like.dtype).eps * float((gram.trace() / norm.trace()).sqrt())
-    while True:
-        root, failed = torch.linalg.cholesky_ex(core + shift * norm)
-        if not failed or not shift > 0:
-            break
+    core, epsilon = (core + core.T) / 2, torch.finfo(like.dtype).eps
+    shift = epsilon * float((gram.trace() / norm.trace()).sqrt())
+    if not math.isfinite(shift) or not bool(core.isfinite().all()):
+        raise DataError(
+            f"products with the covariance of {len(like)} observations are not finite in "
+            f"{str(like.dtype).removeprefix('torch.')}; look for errors of 0 or variances that are "
+            "not finite, or compute in double precision"
+        )
+    if shift == 0:
+        return lambda r: r  # nothing is known of what is observed
+    # at the largest |λ|, √n of the root of their mean square at most, it is definite
+    most = 10 * math.sqrt(len(like)) * shift / epsilon
+    root, failed = torch.linalg.cholesky_ex(core + shift * norm)
+    while failed and shift < most:
         shift *= 10
+        root, failed = torch.linalg.cholesky_ex(core + shift * norm)
+    if failed:
+        raise DataError(
+            f"products with the covariance of {len(like)} observations are not those of a matrix: "
+            f"no shift up to {shift:.2g} makes it definite; estimate it again"
+        )
     # Ω is not kept: of Y + νΩ, only Y is composed, which is the same but for ν
     half = torch.linalg.solve_triangular(root, gram + 2 * shift * core, upper=False)
     whole = torch.linalg.solve_triangular(root, half.mT, upper=False)
     values, vectors = torch.linalg.eigh((whole + whole.mT) / 2)
-    keep = values > shift
+    keep = values > max(shift, KNOWN * epsilon ** (2 / 3) * float(values[-1]))
     values, vectors = values[keep], vectors[:, keep]
     if not len(values):
         return lambda r: r
@@ -290,4 +328,4 @@ def nystrom(
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.vecdot(a.double(), b.double()).clip(min=0)
+    return torch.linalg.vecdot(a.double(), b.double())

@@ -3,8 +3,9 @@ r"""The filter of a perfect model as a baseline: from climate to analyses on dis
 What made the planet's truth also forecasts the members (:mod:`appa.evaluation.cycling`), which no
 analysis of a real atmosphere can have: the strongest classical answer this planet allows. Members
 start as other weather of the same season, which knows nothing of the truth, and the first cycles
-are thrown away. Localization and inflation are tuned on a trajectory that is not scored: settings
-carry the periods they were tuned on, and these are refused (:mod:`appa.evaluation.tuning`).
+are thrown away. Localization and inflation are tuned for the least CRPS, as are the settings of
+other baselines, on a trajectory that is not scored: settings carry the periods they were tuned on,
+and these are refused (:mod:`appa.evaluation.tuning`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ..data.clock import as_datetime64
 from ..data.planet.circulation import GRID, Run
@@ -29,6 +29,7 @@ from ..observations.reading import read_observations
 from ..progress import progress
 from . import tuning
 from .cycling import Cycling, Settings
+from .ensembles import STATISTICS, ensemble_statistics
 from .letkf_members import dated, first_members, spins
 
 if TYPE_CHECKING:
@@ -159,10 +160,10 @@ def tune(
         first: The members before the first hour, by default :func:`first_members`.
 
     Returns:
-        A table of the choices, best first, with `error`, the root-mean-square error of the mean in
-        standard deviations, averaged over channels, `spread` and their `ratio`. Prescribed sea
-        surface temperature takes no part. Settings that the model did not survive are last. Its
-        attributes have the periods, which :func:`best` takes along.
+        A table of the choices, least `crps` first, the fair CRPS in standard deviations, averaged
+        over channels, with `error`, the root-mean-square error of the mean, `spread` and their
+        `ratio`. Prescribed sea surface temperature takes no part. Settings that the model did not
+        survive are last. Its attributes have the periods, which :func:`best` takes along.
 
     Example:
         >>> table = tune("obs.parquet", truth, "2019-06-01", 72, {"length": [500, 800, 1200]})
@@ -194,7 +195,7 @@ def tune(
             trajectories=trajectories,
         )
     keep = [c.variable != "sea_surface_temperature" for c in cycling.space.standardizer.channels]
-    area = torch.from_numpy(GRID.area / GRID.area.sum())
+    area = GRID.area / GRID.area.sum()
     with progress(hours * len(filters), "tuning", unit="hours") as bar:
         for chosen, other in zip(table, filters, strict=True):
             run, every, sums = first, other.settings.every, []
@@ -203,36 +204,39 @@ def tune(
                 bar.advance(every)
                 if not _stable(analysis):
                     bar.skip(hours - k - every)
-                    sums = [torch.full((2, 1, sum(keep)), torch.nan)]
+                    sums = [np.full((3, 1, sum(keep)), np.nan)]
                     break
                 if k < discard:
                     continue
-                x = other.states(analysis).double().cpu()
                 here = truth.sel(time=times[k : k + every].astype("datetime64[ns]"))
-                error = (x.mean(0) - other.space.standardizer.to_tensor(here)) ** 2
-                sums.append((torch.stack([error, x.var(0)]) * area).sum((-2, -1))[:, :, keep])
-            error, spread = torch.cat(sums, 1).mean(1).sqrt()
+                x = other.states(analysis).double().cpu()
+                x = (x - other.space.standardizer.to_tensor(here)).numpy()
+                at = ensemble_statistics(x[:, :, keep])
+                sums.append(np.stack([(at[n] * area).sum((-2, -1)) for n in STATISTICS]))
+            error, spread, crps = np.concatenate(sums, 1).mean(1)
+            error, spread = np.sqrt(error), np.sqrt(spread)
             # of M members, the mean has an error of 1/M of their variance
             ratio = math.sqrt((s.members + 1) / s.members) * spread.mean() / error.mean()
             chosen |= {
+                "crps": float(crps.mean()),
                 "error": float(error.mean()),
                 "spread": float(spread.mean()),
                 "ratio": float(ratio),
             }
-    found = pd.DataFrame(table).sort_values("error", ignore_index=True, na_position="last")
+    found = pd.DataFrame(table).sort_values("crps", ignore_index=True, na_position="last")
     found.attrs |= {"settings": asdict(s), "tuned": list(tuning.periods(truth, [times]))}
     found.attrs["grid"] = {name: list(values) for name, values in choices.items()}
     return found
 
 
 def best(table: pd.DataFrame) -> Settings:
-    r"""The settings that were best of all tried, with the periods they were tuned on.
+    r"""The settings of the least CRPS of all tried, with the periods they were tuned on.
 
     Arguments:
         table: What :func:`tune` found.
     """
     row = table.iloc[0]
-    if not np.isfinite(row["error"]):
+    if not np.isfinite(row["crps"]):
         raise DataError(
             "the model survived none of the settings that were tried; try a shorter localization, "
             "or a larger error of representation"

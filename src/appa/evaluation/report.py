@@ -32,10 +32,10 @@ from .baselines import climate
 from .calibration import calibration
 from .comparison import compare
 from .ensembles import averages, matched, scored_channels, short_name
-from .forecasts import issued
+from .forecasts import HOUR, issued
 from .multivariate import field_scores, spread_spectra
 from .regions import REGIONS
-from .report_runs import named, opened, stretches
+from .report_runs import joined_stretches, named, opened, started, stretches
 from .scores import metrics, pool
 
 if TYPE_CHECKING:
@@ -169,9 +169,11 @@ def gather(
     if seen is not None:
         evidence.innovations, evidence.verification = seen.innovations, seen.verification
         evidence.about |= seen.about
-    evidence.differences = {
-        key: compare(means[key], means[RUN], days=days, seed=seed) for key in others
-    }
+    whole = started(means[RUN], ensemble)
+    runs = len(np.unique(whole["start"])) if "start" in whole.coords else 1
+    for key in others:
+        found = compare(started(means[key], ensemble), whole, days=days, seed=seed)
+        evidence.differences[key] = found.assign_attrs(runs=runs)
 
     few: dict[str, Any] = {"variables": channels, "workers": workers}
     several = evidence.members > 1
@@ -299,18 +301,14 @@ def _spectra(ensemble: xr.Dataset, truth: xr.Dataset, **few: Any) -> xr.Dataset:
 def _temporal(
     ensemble: xr.Dataset, truth: xr.Dataset, run: xr.Dataset, few: dict[str, Any]
 ) -> xr.Dataset:
-    from .joints import joints_of
     from .temporal import temporal_consistency
 
-    if len(parts := stretches(ensemble)) > 1:  # each with joints of its own, if all hours are there
-        told = run.sizes["time"] == ensemble.sizes["time"]
-        return temporal_consistency(parts, truth, joints=None if told else [], **few)
-    joints = joints_of(run) if "time" in run.dims else None
-    lost = 0  # hours at the beginning that the truth has not
-    if joints is not None:
-        lost = int(np.flatnonzero(run["time"].values == ensemble["time"].values[0])[0])
-    places = [hour - lost for hour in joints or [] if hour > lost]
-    return temporal_consistency(ensemble, truth, joints=places, **few)
+    parts = joined_stretches(run, ensemble)
+    apart = {float(step / HOUR) for part in parts for step in np.diff(part["time"].values)}
+    if apart - {1.0}:
+        told = " or ".join(f"{step:g}" for step in sorted(apart))
+        raise DataError(f"states are {told} h apart, and tendencies and spectra take every hour")
+    return temporal_consistency(parts, truth, **few)
 
 
 def _observed(

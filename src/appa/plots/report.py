@@ -15,10 +15,10 @@ import xarray as xr
 from .. import __version__
 from ..data.variables import VARIABLES
 from ..evaluation.comparison import FEWEST
-from ..evaluation.dates import over_dates
+from ..evaluation.forecasts import HOUR
 from ..evaluation.regions import REGIONS
 from ..evaluation.report import CLIMATE, RUN, Evidence
-from ..evaluation.report_runs import stretches
+from ..evaluation.report_runs import by_stretch, stretches
 from ..progress import progress
 from .curves import plot_levels, plot_scores
 from .departures import observations
@@ -189,8 +189,9 @@ def differences(evidence: Evidence) -> Section:
     section.add(
         paragraph(
             f"Scores of the {run} less those of a baseline at the same hours: below 0 the {run} is "
-            "better. Intervals of 95 % are from days resampled together for both. A difference is "
-            f"real where its interval excludes 0; it takes {FEWEST} days at least to say so."
+            "better. Intervals of 95 % are from days, or runs of several dates, resampled together "
+            "for both. A difference is real where its interval excludes 0; it takes "
+            f"{FEWEST} of them at least to say so."
         )
     )
     region = first_region(evidence)
@@ -218,7 +219,8 @@ def difference_table(
         rows.append(row)
         marks.append(mark)
     blocks, days = found.attrs["blocks"], found.attrs["days"]
-    told = f"{blocks} {'block' if blocks == 1 else 'blocks'} of {24 * days} hours"
+    told = f"{blocks} {'block' if blocks == 1 else 'blocks'} of "
+    told += "whole runs, by their first day" if found.attrs["runs"] > 1 else f"{24 * days} hours"
     caption = f"{run} less {name}, {region}, from {told}"
     if blocks < FEWEST:
         caption += f": too few to say that a difference is real, it takes {FEWEST}"
@@ -242,7 +244,7 @@ def curves(evidence: Evidence) -> Section:
     section, named = Section("Scores by lead time" if lead else "Scores by hour"), labels(evidence)
     parts = stretches(evidence.ensemble)
     if not lead and len(parts) > 1:
-        by_hour = {named[name]: _by_date(part, parts) for name, part in evidence.means.items()}
+        by_hour = {named[name]: by_stretch(part, parts) for name, part in evidence.means.items()}
     else:
         by_hour = {named[name]: part for name, part in evidence.scores().items()}
     figures = {
@@ -264,20 +266,22 @@ def curves(evidence: Evidence) -> Section:
         image(
             figures,
             f"Hours since {after}. Lower skill and CRPS are better, and below climatology at all; "
-            "a ratio near 1 is right, and should stay there.",
+            f"a ratio near 1 is right, and should stay there.{_lengths([] if lead else parts)}",
         )
     )
 
 
-def _by_date(means: xr.Dataset, parts: list[xr.Dataset]) -> xr.Dataset:
-    r"""Scores by the hour of a stretch, over those that an estimate has."""
-    found, starts = [], []
-    for part in parts:
-        hours = np.isin(means["time"].values, part["time"].values)
-        if hours.any():
-            found.append(means.isel(time=np.flatnonzero(hours)))
-            starts.append(part["time"].values[0])
-    return over_dates(found, starts)
+def _lengths(parts: list[xr.Dataset]) -> str:
+    r"""What is to know of stretches that are not of one length."""
+    hours = [int((p["time"].values[-1] - p["time"].values[0]) / HOUR) for p in parts]
+    few, most = min(hours, default=0), max(hours, default=0)
+    if few == most:
+        return ""
+    whole = sum(count == most for count in hours)
+    return (
+        f" Stretches end {few} to {most} hours after their first: curves beyond {few} are of fewer "
+        f"of them, of {whole} at the end, without bands where these would be of none."
+    )
 
 
 def maps(evidence: Evidence) -> Section:
