@@ -5,8 +5,13 @@ import torch
 
 from appa.diffusion.guidance import GUIDANCES
 from appa.diffusion.guidance.linear import Linearized
-from appa.diffusion.guidance.mmps import MMPS, curvature
-from appa.diffusion.likelihood import GaussianLikelihood, HoursLikelihood, StackedLikelihood
+from appa.diffusion.guidance.mmps import MMPS, SMALL, curvature, signs
+from appa.diffusion.likelihood import (
+    GaussianLikelihood,
+    HoursLikelihood,
+    NumberedLikelihood,
+    StackedLikelihood,
+)
 
 N, M = 12, 5
 EYE = torch.eye(N, dtype=torch.float64)
@@ -149,10 +154,19 @@ def test_curvature_is_the_second_order_of_the_mean():
 
     squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
     # independent latents: one probe of signs has no error
-    found = curvature(squares, z, cov_z, (0, 0))
+    u = signs(z, (0, 1), 0, 0)
+    found = curvature(squares, cov_z, z, u)
     assert torch.allclose(found, -torch.diag(V).expand(2, -1), rtol=0, atol=1e-10)
     A, y, variance, _ = case(orthonormal=False)
-    assert curvature(likelihood(A, y, variance), z, cov_z, (0, 0)).abs().max() < 1e-12
+    assert curvature(likelihood(A, y, variance), cov_z, z, u).abs().max() < 1e-12
+
+
+class Told(MMPS):
+    r"""Tells what probes change."""
+
+    def solve(self, observed, sigma_t, cov_z, departure):
+        self.changed = departure - observed.departure
+        return super().solve(observed, sigma_t, cov_z, departure)
 
 
 def test_only_what_is_curved_is_probed():
@@ -165,11 +179,6 @@ def test_only_what_is_curved_is_probed():
     assert StackedLikelihood([linear, linear]).curved is None
     assert both.curved.tolist() == [False] * len(y) + [True] * N
 
-    class Told(MMPS):
-        def solve(self, observed, sigma_t, cov_z, departure):
-            self.changed = departure - observed.departure
-            return super().solve(observed, sigma_t, cov_z, departure)
-
     z_t = torch.randn(
         2, N, 1, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
     )
@@ -181,3 +190,70 @@ def test_only_what_is_curved_is_probed():
     # V = σ² / (1 + σ²): minus half the trace of the second derivative, 2, times that
     expected = torch.full((2, N), -(0.7**2) / (1 + 0.7**2), dtype=torch.float64)
     assert torch.allclose(guide.changed[:, len(y) :], expected, atol=1e-9)
+
+
+def test_nothing_is_probed_where_noise_is_small():
+    r"""What it would change is a ten-thousandth of what the prior leaves open."""
+    squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
+    z_t = torch.ones(1, N, 1, 1, 1, dtype=torch.float64)
+    for probes in (None, 3):
+        squares.curved = torch.ones(N, dtype=torch.bool)
+        guide = Told(probes, iterations=3)
+        guide(lambda z: z / (1 + SMALL**2), z_t, SMALL, squares)
+        assert torch.allclose(guide.changed, torch.full_like(guide.changed, -(SMALL**2)), rtol=1e-3)
+        guide(lambda z: z / (1 + SMALL**2), z_t, 0.99 * SMALL, squares)
+        assert not guide.changed.any()
+
+
+def test_what_is_not_finite_changes_nothing():
+    r"""A logarithm, near zero, of which probes step into the negative: unless it is curved nothing
+    of it is asked for, and where it is, only what can be told."""
+    logs = GaussianLikelihood(lambda z: z.flatten(1).log(), torch.zeros(N).double(), 1.0)
+    squares = GaussianLikelihood(lambda z: z.flatten(1) ** 2, torch.zeros(N).double(), 1.0)
+    squares.curved = torch.ones(N, dtype=torch.bool)
+    z_t = torch.full((2, N, 1, 1, 1), 0.05, dtype=torch.float64)
+    guide = Told(iterations=3)
+
+    def found(*parts):
+        return guide(lambda z: z / (1 + 0.7**2), z_t, 0.7, StackedLikelihood(parts))
+
+    assert found(logs, squares).isfinite().all()
+    assert not guide.changed[:, :N].any()
+    assert guide.changed[:, N:].all()
+    logs.curved = squares.curved
+    assert found(logs, squares).isfinite().all()
+    assert not guide.changed[:, :N].any()
+
+
+def test_signs_are_a_members_own():
+    r"""By its number, whoever is beside it; others of another level or probe."""
+    z = torch.zeros(3, N, 4, 1, 1, dtype=torch.float64)
+    u = signs(z, (7, 8, 9), 5, 0)
+    assert set(u.unique().tolist()) == {-1.0, 1.0}
+    assert torch.equal(u[1:], signs(z[1:], (8, 9), 5, 0))
+    others = [signs(z, (7, 8, 9), level, probe) for level, probe in ((5, 1), (-5, 0), (6, 0))]
+    several = torch.cat([u, *others]).flatten(1)
+    assert (torch.corrcoef(several) - torch.eye(12)).abs().max() < 5 / (4 * N) ** 0.5
+
+    A, y, variance, z_t = case(orthonormal=False)
+
+    def operator(z):  # of sums of latents: signs matter
+        return (z.flatten(1) @ A.T) ** 2
+
+    seen = GaussianLikelihood(operator, y, variance)
+    seen.curved = torch.ones(M, dtype=torch.bool)
+    guide, z_t = Told(iterations=3), z_t[:1].expand(3, -1, -1, -1, -1)
+
+    def changed(likelihood, z_t):
+        guide(lambda z: z / (1 + 0.7**2), z_t, 0.7, likelihood)
+        return guide.changed
+
+    given = HoursLikelihood(z_t[:, :1], [0], 1.0)
+    together = StackedLikelihood([given, NumberedLikelihood(seen, (7, 8, 9))])
+    whole = changed(together, z_t)
+    assert (whole[0] - whole[1]).abs().max() > 1e-3
+    for chosen in (slice(0, 1), slice(1, 3)):
+        part = changed(together.members(chosen), z_t[chosen])
+        assert torch.allclose(part, whole[chosen], rtol=0, atol=1e-9)
+    by_place = changed(NumberedLikelihood(seen, range(3)), z_t)  # where members have no numbers
+    assert torch.allclose(changed(seen, z_t), by_place, rtol=0, atol=1e-12)

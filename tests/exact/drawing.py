@@ -15,6 +15,7 @@ from torch import Tensor
 
 from appa.diffusion.guidance import GUIDANCES, Guidance
 from appa.diffusion.guidance.mmps import MMPS
+from appa.diffusion.likelihood import NumberedLikelihood
 from appa.diffusion.sampling import Sampler, integrate
 from appa.diffusion.sequential import draw_sequential, schedule
 from appa.diffusion.trajectory import TrajectoryDenoiser
@@ -110,13 +111,19 @@ def draw(
     stride: int = 12,
     sampler: Sampler | None = None,
     guidance: Guidance | None = None,
+    first: int = 0,
+    batch: int | None = None,
 ) -> np.ndarray:
-    r"""Draws of composed trajectories from noise, with shape :math:`(B, L D)`."""
-    seen = likelihoods if any(part is not None for part in likelihoods) else ()
+    r"""Draws of composed trajectories from noise, with shape :math:`(B, L D)`, by members whose
+    numbers begin at the first."""
+    numbers = range(first, first + len(noise))
+    seen = [part and NumberedLikelihood(part, numbers) for part in likelihoods]
+    seen = seen if any(part is not None for part in seen) else ()
     trajectory = TrajectoryDenoiser(
         denoiser,  # type: ignore[arg-type]
         dates(hours),
         stride,
+        batch,
         guidance=guidance or converged(),
         likelihoods=seen,
     )

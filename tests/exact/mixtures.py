@@ -129,8 +129,16 @@ class Speed:
         mean = (weight * u[:, 0]).sum()
         return float(mean), float(np.sqrt((weight * (u[:, 0] - mean) ** 2).sum()))
 
-    def drawn(self, count: int, guidance: Guidance | None = None) -> np.ndarray:
-        r"""Draws of u."""
+    def drawn(
+        self,
+        count: int,
+        guidance: Guidance | None = None,
+        seed: int = 0,
+        first: int | None = None,
+        batch: int | None = None,
+    ) -> np.ndarray:
+        r"""Draws of u with the noise of a seed, by members whose numbers, and with them signs, are
+        that seed's own, or begin at the first."""
 
         def seen(z: Any) -> Any:
             u, v = self.wind(z, torch.from_numpy(self.rows))
@@ -138,6 +146,7 @@ class Speed:
 
         denoiser = GaussianDenoiser(ar1(self.cov), 1)
         likelihood = NonlinearLikelihood(seen, np.array([self.y]), self.error)
-        noise = np.random.default_rng(0).standard_normal((count, self.latents))
-        z = draw(denoiser, [likelihood], noise, 1, 1, None, guidance)
+        noise = np.random.default_rng(seed).standard_normal((count, self.latents))
+        first = seed * count if first is None else first
+        z = draw(denoiser, [likelihood], noise, 1, 1, None, guidance, first, batch)
         return self.wind(z, self.rows)[0]

@@ -574,10 +574,24 @@ def test_what_is_curved(registry):
     def lifted(upper, lower):
         return upper - lower
 
+    # defined for some steps, as is a user's of humidity; for none; and for some, and straight there
+    @observable("logarithm", units="1", inputs=("10m_u_component_of_wind",))
+    def logarithm(u):
+        return (u - u.mean(dim=0) + 5).log()
+
+    @observable("undefined", units="1", inputs=("10m_u_component_of_wind",))
+    def undefined(u):
+        return u.sqrt() * u.new_tensor(float("nan"))
+
+    @observable("straight", units="1", inputs=("10m_u_component_of_wind",))
+    def straight(u):
+        return torch.where(u > u.mean() + 5, u.new_tensor(float("nan")), u)
+
     expected = {
         "10m_wind_speed": True, "relative_humidity": True, "10m_wind_direction": False,
         "thickness_500_1000": False, "total_column_water_vapour": False, "lifted": False,
         "brightness_temperature_amsua_5": False, "2m_temperature": False,
+        "logarithm": True, "undefined": True, "straight": False,
     }  # fmt: skip
     latitude, longitude = np.linspace(-80, 80, 12), np.linspace(0, 350, 12)
     for name, curved in expected.items():

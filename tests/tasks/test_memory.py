@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from appa.config import Config
+from appa.config import Config, load_config
 from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.memory import SHARE, Memory, denoiser_graph, linearization
 
@@ -74,6 +74,28 @@ def test_graphs_keep_what_is_said(config, size):
     rest = one - denoiser_graph(config, size) - shared
     embedding = 4 * section.width * section.patch * config.latent_shape[0]
     assert 0 <= rest <= weights + embedding + 2**10
+
+
+@pytest.mark.parametrize(
+    ("preset", "members", "hours", "measured"),
+    [
+        ("planet", 1, 24, 0.438),
+        ("planet", 2, 24, 0.700),
+        ("planet", 4, 24, 1.424),
+        ("planet", 1, 6, 0.223),
+        ("planet", 1, 1, 0.191),
+        ("planet-large", 1, 24, 1.049),
+        ("planet-large", 1, 1, 0.451),
+    ],
+)
+def test_no_less_is_planned_than_was_measured(preset, members, hours, measured):
+    r"""GiB of a guided evaluation on a CPU, the larger of those with and without probes (see
+    `benchmarks/README.md`): with the share that may be taken, there is room for a third more."""
+    config = load_config(preset)
+    with torch.device("meta"):
+        states = build_autoencoder(config).at_once
+    planned = Memory(config).total(members, hours, 436_859, states) / 2**30
+    assert 1 <= planned / measured < 1.6
 
 
 def test_affordable():

@@ -10,16 +10,20 @@ import pytest
 import torch
 import xarray as xr
 
+import appa.tasks.plan as planning
+import appa.tasks.runs as runs
 from appa.config import load_config
 from appa.errors import DataError
+from appa.observations import observables
 from appa.observations.reading import read_observations
 from appa.tasks.assimilation import forecast, reanalysis
 from appa.tasks.fields import fields
 from appa.tasks.loading import load
 from appa.tasks.measuring import measure
-from appa.tasks.memory import Memory
+from appa.tasks.memory import Memory, largest_window
 from appa.tasks.model import Model
-from appa.tasks.plan import Passes, coverage, passes, plan, seen_hours
+from appa.tasks.plan import Passes, coverage, curved_hours, passes, plan, seen_hours
+from appa.tasks.runs import affordable
 from appa.tasks.settings import Settings
 
 from . import small
@@ -36,14 +40,14 @@ def model(tmp_path_factory) -> Model:
     return load(small.write_model(folder, denoiser=True))
 
 
-def observed(hours: list[int]):
+def observed(hours: list[int], variable: str = "2m_temperature"):
     r"""Eight observations in each of some hours."""
     rows = [
         {
             "time": np.datetime64(START) + np.timedelta64(hour, "h"),
             "latitude": -60 + 15 * k,
             "longitude": 40.0 * k,
-            "variable": "2m_temperature",
+            "variable": variable,
             "level": np.nan,
             "value": 280.0 + k,
             "error": 1.0,
@@ -128,6 +132,38 @@ def test_a_reanalysis_costs_what_was_planned(model, guidance, mode):
 
 
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
+@pytest.mark.parametrize("curvature", [None, 3])
+def test_probes_are_planned(model, monkeypatch, mode, curvature):
+    r"""Of windows with a curved observable, unless said otherwise, and while there is noise: the
+    last of four levels is 0.001."""
+    monkeypatch.setattr(observables, "REGISTRY", dict(observables.known()))
+
+    @observables.observable("far", units="K2", inputs=("2m_temperature",))
+    def far(t):
+        return (t - 280) ** 2
+
+    settings = Settings.of(
+        model.config, steps=4, iterations=1, tolerance=0.0, mode=mode, representation="none"
+    ).model_copy(update={"curvature": curvature})
+    seen = observed([0, 1, 7]) + observed([1], "far")
+    assert curved_hours(model, seen, START, 8).tolist() == [False, True] + [False] * 6
+    assert not curved_hours(model, 1.0, START, 8).any()
+    planned = plan(model, "reanalysis", 8, 1, seen, settings, start=START, measured=False)
+    with Counter(model) as counts:
+        reanalysis(model, seen, START, 8, members=1, settings=settings)
+    p = planned.passes
+    assert counts == {
+        "d": p.denoiser_forward,
+        "d back": p.denoiser_backward,
+        "x": p.decoder_forward,
+        "x back": p.decoder_backward,
+    }
+    none = settings.model_copy(update={"curvature": 0})
+    least = plan(model, "reanalysis", 8, 1, seen, none, start=START, measured=False).passes
+    assert p.denoiser_backward > least.denoiser_backward
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
 def test_a_forecast_costs_what_was_planned(model, mode):
     settings = Settings.of(model.config, steps=3, iterations=2, tolerance=0.0, mode=mode)
     planned = plan(model, "forecast", 6, 2, None, settings, measured=False)
@@ -185,6 +221,25 @@ def test_hours_that_are_seen():
         seen_hours(observed([0]), None, 4)
     with pytest.raises(DataError, match="share"):
         seen_hours(24.0, None, 4)
+
+
+def test_memory_is_planned_for_what_a_run_asks_for(model, monkeypatch):
+    r"""The window with most observations, not the mean of windows."""
+    asked = []
+
+    def heard(model, settings, observed, observations, workers=1):
+        asked.append((observed, observations))
+        return affordable(model, settings, observed, observations, workers)
+
+    for module in (runs, planning):
+        monkeypatch.setattr(module, "affordable", heard)
+    one = {"steps": 1, "iterations": 1, "representation": "none"}
+    seen, settings = observed([0, 1, 2, 9]), Settings.of(model.config, **one)
+    plan(model, "reanalysis", 12, 1, seen, settings, start=START)
+    reanalysis(model, seen, START, 12, members=1, settings=settings)
+    assert asked == [(4, 32)] * 2  # of windows of 4 hours, at most
+    assert largest_window([3, 9, 1, 5], 2) == (2, 14)
+    assert largest_window([], 2) == (0, 0)
 
 
 def test_coverage(model):

@@ -310,6 +310,7 @@ def _check_same(
     from ..tasks.ensembles import provenance
     from ..tasks.fields import fields
 
+    settings = settings.on(model.device)
     made = provenance(model, "reanalysis", seed=seed, settings=settings, observations=observations)
     kept, levels = fields(model, given.get("variables"), given.get("levels"))
     names = {field.name for field in kept} | ({"latents"} if given["latents"] else set())

@@ -18,6 +18,7 @@ __all__ = [
     "GaussianLikelihood",
     "HoursLikelihood",
     "Likelihood",
+    "NumberedLikelihood",
     "StackedLikelihood",
     "probed_gain",
     "twice_differentiated",
@@ -28,7 +29,8 @@ class Likelihood(Protocol):
     r"""What guidance asks of observations of a window.
 
     One may also have `curved`: which observations are of a strongly curved observable, with shape
-    :math:`(N)`, or :py:`None` where none is.
+    :math:`(N)`, or :py:`None` where none is; and `numbers`: those of the members :math:`B`, which
+    tell their random signs apart however members are batched, see :class:`NumberedLikelihood`.
     """
 
     @property
@@ -164,6 +166,45 @@ class HoursLikelihood:
         return HoursLikelihood(self.z[chosen], self.hours, self.noise)
 
 
+class NumberedLikelihood:
+    r"""Creates a likelihood whose members have numbers.
+
+    What guidance draws at random for a member, such as signs that probe curvature, depends on the
+    member's number alone: not on who else is in its batch, nor on rounding, as whatever is computed
+    from latents would.
+
+    Arguments:
+        likelihood: The likelihood, of members :math:`B` or of any.
+        numbers: The number of each member, from 0 to :math:`2^{63} - 1`.
+    """
+
+    def __init__(self, likelihood: Likelihood, numbers: Sequence[int]):
+        self.likelihood, self.numbers = likelihood, tuple(numbers)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.likelihood.variance
+
+    @property
+    def curved(self) -> Tensor | None:
+        return getattr(self.likelihood, "curved", None)
+
+    def departure(self, z: Tensor) -> Tensor:
+        return self.likelihood.departure(z)
+
+    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.likelihood.linearize(z)
+
+    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
+        return self.likelihood.whiten(v, transposed)
+
+    def gain(self, z: Tensor) -> Tensor:
+        return self.likelihood.gain(z)
+
+    def members(self, chosen: slice) -> NumberedLikelihood:
+        return NumberedLikelihood(self.likelihood.members(chosen), self.numbers[chosen])
+
+
 class StackedLikelihood:
     r"""Creates the likelihood of several independent kinds of observations.
 
@@ -174,6 +215,11 @@ class StackedLikelihood:
     def __init__(self, parts: Sequence[Likelihood]):
         self.parts = tuple(parts)
         self.variance = torch.cat([part.variance for part in self.parts])
+
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        found = (getattr(part, "numbers", None) for part in self.parts)
+        return next((numbers for numbers in found if numbers is not None), None)
 
     @property
     def curved(self) -> Tensor | None:

@@ -8,12 +8,15 @@ calls its function once for all of its rows, and whitens the departure from the 
 
 modulo the period of an angle.
 
-An observable is *curved* where its second order is not small beside its first, as far as the
-weather goes: over a standard deviation :math:`s` of its inputs about their means :math:`m`, over
-all rows,
+An observable is *curved* where its second order is not small beside its first as far as states go:
+over steps :math:`s` of its inputs about their means :math:`m`, normal with the standard deviations
+that states are standardized with, those over all places and seasons (the weather of one place
+varies less, and :math:`f` looks straighter to it), over all rows for which that is finite,
 
 .. math:: \lVert f(m + s) - 2 f(m) + f(m - s) \rVert > \kappa \, \lVert f(m + s) - f(m - s)
-    \rVert .
+    \rVert ,
+
+or where it is finite for none: what is not defined a standard deviation away is not straight.
 
 So are wind speed and relative humidity; pressures, thicknesses and brightness temperatures are as
 good as linear.
@@ -124,6 +127,10 @@ class Derived:
             inputs.append(torch.stack([mean + step, mean, mean - step]))
         with torch.no_grad():
             high, middle, low = self._evaluate(inputs)
+        finite = high.isfinite() & middle.isfinite() & low.isfinite()
+        if not bool(finite.any()):
+            return True
+        high, middle, low = high[finite], middle[finite], low[finite]
         second, first = (high - 2 * middle + low).norm(), (high - low).norm()
         return bool(second > CURVED * first)
 

@@ -10,11 +10,17 @@ With :math:`b` the bytes of a number in the precision of the networks:
   the hidden layer: :math:`11 D` numbers, and a few for each head. Where networks are in half
   precision, the residual stream and what queries and keys are normalized from are not;
 * of each observation, the solver's vectors in single precision;
-* and once, what is in use while a layer is computed, and weights in half precision.
+* and once, what is in use while a layer is computed, and copies of weights: in half precision, or
+  as kernels of a CPU arrange them.
+
+Probes of curvature (:mod:`appa.diffusion.guidance.mmps`) come before the solver, and hold no more
+than it does: of each hour a state beside that of the linearization, of each observation four
+departures, of each window five latents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..costs import decoder_convolutions, denoiser_parameters
@@ -23,13 +29,15 @@ from .model import Model
 from .precision import Precision
 from .settings import Settings
 
-__all__ = ["Memory", "denoiser_graph", "linearization"]
+__all__ = ["Memory", "denoiser_graph", "largest_window", "linearization"]
 
 SHARE = 0.75  # of what is free may be taken: allocators leave gaps, kernels want workspaces
 STATES = 3  # that are held of an hour: itself, a change, and what is joined of its parts
 VECTORS = 8  # of the solver, beside its basis, which is put together in the end
 LAYERS = 8  # that are held while one of the decoder is computed
 BLOCK = 10  # likewise, of a residual block
+WEIGHTS = 2  # copies of the networks' weights, in the layouts and precision that kernels ask for
+LIBRARIES = 2**25  # bytes of their own: kernels made for a shape, buffers of threads
 HIDDEN = 16  # numbers for each channel of a token while a block of the transformer is computed
 
 
@@ -80,9 +88,10 @@ class Memory:
         section = self.config.denoiser
         layers = [LAYERS * max(c, d) * pixels for c, d, pixels in decoder_convolutions(self.config)]
         layers += [BLOCK * width * pixels for width, pixels, _ in _blocks(self.config)]
-        weights = self.size * denoiser_parameters(self.config) if self.size < 4 else 0
+        decoder = sum((9 * c + 1) * d for c, d, _ in decoder_convolutions(self.config))
+        weights = WEIGHTS * self.size * (decoder + denoiser_parameters(self.config))
         angles = 4 * section.blocks * self.config.tokens * section.width
-        return self.size * max(layers) * states + weights + angles
+        return self.size * max(layers) * states + weights + angles + LIBRARIES
 
     def total(self, members: int, hours: int, observations: int, states: int) -> int:
         r"""All of it.
@@ -126,6 +135,18 @@ class Memory:
         _, h, w = self.config.latent_shape
         factor = 2 ** (len(self.config.autoencoder.hidden_channels) - 1)
         return len(self.config.channels) * h * w * factor**2
+
+
+def largest_window(sizes: Iterable[int], window: int) -> tuple[int, int]:
+    r"""The number of hours of a window that are observed, and of observations in these, at most:
+    those of the hours that have most, side by side or not.
+
+    Arguments:
+        sizes: The number of observations of each hour that has any.
+        window: The number of hours of a window.
+    """
+    largest = sorted(sizes)[-window:]
+    return len(largest), sum(largest)
 
 
 def linearization(config: Config, size: int = 4) -> int:

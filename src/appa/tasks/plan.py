@@ -7,13 +7,15 @@ A run evaluates guided windows, and each evaluation is made of passes through tw
 guidance    denoiser forward  denoiser backward     decoder forward    decoder backward
 =========== ================= ===================== ================== =======================
 none        1
-`mmps`      1                 :math:`k`             :math:`h`          :math:`2 k \, h`
+`mmps`      1                 :math:`k + p`         :math:`h + 4 p h`  :math:`2 k \, h`
 `tmpd`      1                 2                     :math:`h`          :math:`3 h`
 `sda, dps`  1                 1                     :math:`h`          :math:`h`
 others      1                                       :math:`h`          :math:`2 k \, h`
 =========== ================= ===================== ================== =======================
 
-where the backward passes of the decoder are products with :math:`A^\top` and with :math:`A` (see
+where :math:`p` is the number of probes of curvature, which windows with observations of curved
+observables have while there is noise (:mod:`appa.diffusion.guidance.mmps`), and the backward passes
+of the decoder are products with :math:`A^\top` and with :math:`A` (see
 :mod:`appa.diffusion.guidance.linear`). Hours that are given in
 place of observations are guided too, but are not decoded. In the end every state is decoded once.
 
@@ -32,20 +34,22 @@ import numpy as np
 import torch
 
 from ..costs import decoder_flops, denoiser_flops
-from ..data.clock import as_datetime64
-from ..data.grids import Grid
+from ..diffusion.guidance.mmps import probed
+from ..diffusion.schedule import RectifiedSchedule
 from ..diffusion.sequential import schedule
 from ..diffusion.trajectory import padded_length
 from ..errors import DataError
+from ..sections import Config
 from .fields import decode_batch, decode_bytes, fields
 from .measuring import measure
-from .memory import Memory
+from .memory import Memory, largest_window
 from .model import Model
 from .precision import Precision
 from .runs import affordable
+from .seen import coverage, curved_hours, seen_hours, sizes
 from .settings import Settings
 
-__all__ = ["Passes", "Plan", "coverage", "passes", "plan", "seen_hours"]
+__all__ = ["Passes", "Plan", "coverage", "curved_hours", "passes", "plan", "seen_hours"]
 
 TASKS = ("reanalysis", "filter", "forecast")
 
@@ -139,54 +143,6 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def seen_hours(observations: Any, start: Any, hours: int) -> np.ndarray:
-    r"""Which hours have observations, as booleans with shape :math:`(L)`.
-
-    Arguments:
-        observations: Observations, whose `hours` are looked at; a share of the hours from 0 to 1,
-            spread evenly; or :py:`None` for none.
-        start: The first hour, needed with observations.
-        hours: The number of hours :math:`L`.
-    """
-    if observations is None:
-        return np.zeros(hours, bool)
-    if isinstance(observations, int | float):
-        if not 0 <= observations <= 1:
-            raise DataError(f"found {observations} for the share of observed hours; give 0 to 1")
-        places = np.arange(hours)
-        return np.floor((places + 1) * observations) > np.floor(places * observations)
-    if start is None:
-        raise DataError("say when the period starts: --start, e.g. --start 2021-03-21T00")
-    first = as_datetime64(start).astype("datetime64[h]")
-    seen = np.unique(np.asarray(observations.hours).astype("datetime64[h]"))
-    return np.isin(first + np.arange(hours), seen)
-
-
-def coverage(observations: Any, grid: Grid) -> tuple[float, float]:
-    r"""How much of a grid is observed, in percent of its area: in an hour with observations, on
-    average, and in any of them. A place counts for the cell it is in."""
-    from ..observations.collection import values_of
-    from ..observations.stations import boxes
-
-    share = (grid.area / grid.area.sum()).ravel()
-    ever, by_hour = np.zeros(share.size, bool), []
-    points, fields = observations.points, observations.gridded
-    hours = points["hour"].to_numpy("datetime64[ns]")
-    where = boxes(grid, points["latitude"], points["longitude"]) if len(points) else hours
-    for hour in observations.hours:
-        seen = np.zeros(share.size, bool)
-        seen[where[hours == hour].astype(int)] = True
-        if fields is not None and hour in fields["time"].values:
-            now = [v.sel(time=hour).notnull() for v in values_of(fields)]
-            now = [v.any("level") if "level" in v.dims else v for v in now]
-            row, column = np.nonzero(np.any([v.values for v in now], axis=0))
-            places = fields["latitude"].values[row], fields["longitude"].values[column]
-            seen[boxes(grid, *places)] = True
-        ever |= seen
-        by_hour.append(share[seen].sum())
-    return 100 * float(np.mean(by_hour or [0])), 100 * float(share[ever].sum())
-
-
 def plan(
     model: Model,
     task: str,
@@ -211,7 +167,8 @@ def plan(
         hours: The hours of the period; of a forecast, those after its past.
         members: The number of members.
         observations: The observations, or what share of the hours has any, see
-            :func:`seen_hours`. A forecast takes none.
+            :func:`seen_hours`, which are then taken for those of linear observables. A forecast
+            takes none.
         settings: The settings, see :class:`~.settings.Settings`.
         device: Where it is to run, by default where the model is.
         start: The first hour, needed with observations.
@@ -230,18 +187,22 @@ def plan(
     if device is not None:
         model.to(device)
     past = settings.past if task == "forecast" else 0
-    seen = np.zeros(past + hours, bool)
+    seen = curved = np.zeros(past + hours, bool)
     if task != "forecast":
         seen = seen_hours(observations, start, hours)
+        if settings.probes_of(True) != settings.probes_of(False):
+            curved = curved_hours(model, observations, start, hours)
     # where errors persist, observations of hours that are given count too
     persists = model.representation is not None and settings.representation == "temporal"
-    mode, windows = _windows(model.config.window, settings, seen, past, persists)
+    mode, windows = _windows(model.config.window, settings, seen, curved, past, persists)
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
-    for guided, observed in windows:
-        probes = settings.curvature or 0
-        part = passes(settings.guidance, settings.iterations, guided, observed, probes)
-        total, solves = total + part * (n * members), solves + n * members * guided
+    noisy = _probed(settings, model.config)
+    for guided, observed, bent in windows:
+        for count, probes in ((noisy, settings.probes_of(bent)), (n - noisy, 0)):
+            part = passes(settings.guidance, settings.iterations, guided, observed, probes)
+            total = total + part * (count * members)
+        solves += n * members * guided
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     if kept:
         total = total + Passes(decoder_forward=given * members)
@@ -267,8 +228,8 @@ def plan(
     )
     if not measured:
         return found
-    most = max((observed for _, observed in windows), default=0)
-    each = _observations(observations, start, hours, model.config.window) if seen.any() else 0
+    counts = sizes(observations, start, hours) if seen.any() else []
+    most, each = largest_window(counts, model.config.window)
     fitting, at_a_time = affordable(model, settings, most, each)
     at_once = min(members, batch or fitting)
     cost = measure(model, min(at_once, 8), Precision.of(settings, model.device))
@@ -284,17 +245,24 @@ def plan(
     return replace(found, seconds=seconds, memory=int(memory), note=note)
 
 
-def _observations(observations: Any, start: Any, hours: int, window: int) -> int:
-    r"""The number of observations of a window, on average; of a share of hours, unknown, none."""
-    if isinstance(observations, int | float):
-        return 0
-    return math.ceil(len(observations.between(start, hours)) * min(1, window / hours))
+def _probed(settings: Settings, config: Config) -> int:
+    r"""The number of evaluations at noise levels at which curvature is probed."""
+    sampler = settings.sampler_of()
+    levels = sampler.levels(RectifiedSchedule(config.schedule.sigma_min, config.schedule.sigma_max))
+    count = sum(probed(float(level)) for level in levels[: sampler.steps])
+    return count * (sampler.evaluations // sampler.steps)
 
 
 def _windows(
-    window: int, settings: Settings, seen: np.ndarray, known: int, persists: bool
-) -> tuple[str, list[tuple[bool, int]]]:
-    r"""How windows are drawn, and of each whether it is guided and its observed hours."""
+    window: int,
+    settings: Settings,
+    seen: np.ndarray,
+    curved: np.ndarray,
+    known: int,
+    persists: bool,
+) -> tuple[str, list[tuple[bool, int, bool]]]:
+    r"""How windows are drawn, and of each whether it is guided, its observed hours, and whether
+    these have observations of a curved observable."""
     length = len(seen)
     if settings.sequential(length, window, known):
         # where nothing is observed later, there is nothing to wait for
@@ -303,14 +271,16 @@ def _windows(
         for w in schedule(length, window, known, settings.past, lag, settings.new, settings.sweeps):
             here = [w.start + i for i in range(window) if w.start + i < length]
             free = [h for h in here if h - w.start not in set(w.given)]
-            observed = sum(int(seen[h]) for h in (here if persists and seen[free].any() else free))
-            found.append((bool(w.given) or observed > 0, observed))
+            used = here if persists and seen[free].any() else free
+            observed = int(seen[used].sum())
+            found.append((bool(w.given) or observed > 0, observed, bool(curved[used].any())))
         return "sequential", found
     count = (padded_length(length, window, settings.stride) - window) // settings.stride + 1
-    parts = [seen[n * settings.stride :][:window].sum() for n in range(count)]
-    past = [max(0, known - n * settings.stride) > 0 for n in range(count)]
-    pairs = zip(parts, past, strict=True)
-    return "composed", [(bool(part) or given, int(part)) for part, given in pairs]
+    found = []
+    for start in range(0, count * settings.stride, settings.stride):
+        observed = int(seen[start:][:window].sum())
+        found.append((observed > 0 or known > start, observed, bool(curved[start:][:window].any())))
+    return "composed", found
 
 
 def _flops(model: Model, total: Passes) -> int:

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from ..diffusion.likelihood import (
     HoursLikelihood,
     Likelihood,
+    NumberedLikelihood,
     StackedLikelihood,
     probed_gain,
 )
@@ -203,7 +204,7 @@ class Posterior:
         # where nothing is observed later, there is nothing to wait for
         return self.settings.lag_of(self.window) if self._seen else 0
 
-    def observed(self, start: int, free: Iterable[int]) -> Likelihood | None:
+    def observed(self, start: int, free: Iterable[int]) -> StatesLikelihood | None:
         r"""What is observed of the window that begins at an hour.
 
         Observations of hours that are given say nothing more about these. But where errors persist
@@ -272,12 +273,19 @@ class Posterior:
             "keeper": keeper,
             "name": name,
         }
+
+        def observe(start: int, free: Iterable[int]) -> Likelihood | None:
+            found = self.observed(start, free)
+            if found is None or found.curved is None:
+                return found
+            return NumberedLikelihood(found, self._numbers(members, seed, start))
+
         if self.sequential:
             return draw_sequential(
                 denoiser,
                 self.times,
                 members,
-                observe=self.observed,
+                observe=observe,
                 known=known,
                 noise=self.noise,
                 past=self.settings.past,
@@ -289,7 +297,8 @@ class Posterior:
         stride = self.settings.stride
         length = padded_length(len(self.times), self.window, stride)
         likelihoods = [
-            self._composed(start, known) for start in range(0, length - self.window + 1, stride)
+            self._composed(start, known, observe)
+            for start in range(0, length - self.window + 1, stride)
         ]
         z = draw(
             denoiser,
@@ -341,10 +350,22 @@ class Posterior:
         departure = torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
         return self._residuals.draw(self.operators, departure, noise)[0]
 
-    def _composed(self, start: int, known: Tensor | None) -> Likelihood | None:
+    def _numbers(self, members: Sequence[int], seed: int, start: int) -> list[int]:
+        r"""Numbers of members in the window that begins at an hour, which tell their signs from
+        those of other members, of other windows and with other seeds."""
+        key = ((hour_number(self.times) + start) % 2**32,)
+        sequences = (np.random.SeedSequence([seed, m], spawn_key=key) for m in members)
+        return [int(s.generate_state(1, np.uint64)[0] >> np.uint64(1)) for s in sequences]
+
+    def _composed(
+        self,
+        start: int,
+        known: Tensor | None,
+        observe: Callable[[int, Iterable[int]], Likelihood | None],
+    ) -> Likelihood | None:
         r"""What a composed window is guided by: observations, and hours that are known."""
         given = 0 if known is None else max(0, min(known.shape[1] - start, self.window))
-        seen = self.observed(start, range(given, self.window))
+        seen = observe(start, range(given, self.window))
         if not given:
             return seen
         assert known is not None

@@ -27,7 +27,7 @@ from ..machine import free_memory
 from ..progress import progress
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
-from .memory import Memory
+from .memory import Memory, largest_window
 from .model import Model
 from .output import EnsembleWriter
 from .posterior import Posterior
@@ -172,10 +172,10 @@ class Run:
         r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
         kept = keeper.load("batch") if keeper else None
         posterior = self.posterior
-        sizes = sorted(len(op) for op in posterior.operators if op is not None)
-        sizes = sizes[-posterior.window :]  # a window has no more
+        sizes = [len(op) for op in posterior.operators if op is not None]
+        observed = largest_window(sizes, posterior.window)
         most, posterior.at_once = affordable(
-            self.model, posterior.settings, len(sizes), sum(sizes), self.workers
+            self.model, posterior.settings, *observed, self.workers
         )
         if self.batch is None and kept is not None:
             return int(kept["members"])
