@@ -296,6 +296,7 @@ def test_a_chain_that_was_killed(tmp_path, model, monkeypatch):
     r"""Begun otherwise, it says what is there and touches nothing; as it was begun, it goes on."""
     from appa.tasks.output import EnsembleWriter
 
+    monkeypatch.setenv("COLUMNS", "1000")  # paths are long, and lines are looked for
     monkeypatch.setattr("appa.chain.cores", lambda: 1)
     monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])  # pictures have tests of their own
     finish = EnsembleWriter.finish
@@ -362,14 +363,14 @@ def interrupted(*_, **__):
 
 @pytest.mark.slow
 def test_the_bundled_model(tmp_path, monkeypatch):
-    r"""Eight hours with few steps and one member: far from what it can do, nearer the truth than
+    r"""Four hours with few steps and one member: far from what it can do, nearer the truth than
     climatology in what moves slowly."""
     monkeypatch.setattr("appa.chain.cores", lambda: 1)
     monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])
-    command = ["demo", str(tmp_path), "--hours", "8", "--ahead", "1", "--members", "1"]
+    command = ["demo", str(tmp_path), "--hours", "4", "--ahead", "1", "--members", "1"]
     CliRunner().invoke(application(), [*command, "--steps", "3"], catch_exceptions=False)
     truth = open_store("planet")
-    for name, hours in (("analysis", slice(0, 8)), ("forecast", slice(8, 9))):
+    for name, hours in (("analysis", slice(0, 4)), ("forecast", slice(4, 5))):
         ds = xr.open_zarr(tmp_path / f"{name}.zarr")
         np.testing.assert_array_equal(ds["time"], truth["time"][hours])
         assert set(ds.data_vars) >= {*SURFACE, *ATMOSPHERIC}
@@ -377,7 +378,7 @@ def test_the_bundled_model(tmp_path, monkeypatch):
     with xr.open_dataset(tmp_path / "scores.nc") as scores:
         assert scores["channel"].values.tolist() == NAMES
         found = scores.isel(region=0)
-        for estimate, hours in (("analysis", slice(0, 8)), ("forecast", slice(8, 9))):
+        for estimate, hours in (("analysis", slice(0, 4)), ("forecast", slice(4, 5))):
             own = found.sel(estimate=estimate).isel(time=hours)
             assert np.isfinite(own["skill"]).all()
             assert np.isfinite(own["crps"]).all()
