@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from appa.diffusion.guidance.mmps import MMPS
 from appa.observations.errors import WindowCovariance
 from appa.observations.operators import StateSpace, compile_observations
+from appa.tasks.folders import ModelError
 from appa.tasks.loading import load
 from appa.tasks.model import Model
 from appa.tasks.posterior import StatesLikelihood
@@ -90,6 +91,17 @@ def test_products_of_any_size(model, size):
     sizes = size, size, 1.0
     for (found, expected), by in zip(pairs, sizes, strict=True):
         assert (found / by - expected).norm() < 0.01 * expected.norm()
+
+
+def test_numbers_that_float16_does_not_have(model):
+    r"""Are told where they are made, and not only in the end."""
+    hours = np.datetime64(START) + np.arange(4) * np.timedelta64(1, "h")
+    z = torch.randn(1, 4, *model.config.latent_shape, generator=torch.manual_seed(0))
+    half = Precision("float16", CPU).denoiser(model.denoiser)
+    with torch.backends.mkldnn.flags(enabled=False), torch.no_grad():
+        assert half(z, 0.3, hours).isfinite().all()
+        with pytest.raises(ModelError, match=r"65,504.*--precision bfloat16"):
+            half(1e6 * z, 1e-3, hours)
 
 
 def test_the_precision_of_a_device():

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..diffusion.denoiser import Denoiser
 from ..nn.layers import magnitude
+from .folders import ModelError
 from .settings import Settings
 
 __all__ = ["PRECISIONS", "Precision"]
@@ -75,6 +76,12 @@ class Cast(nn.Module):
         narrow = self.precision.dtype == torch.float16
         with self.precision():
             y = self.network(_Restored.apply(z, size) if narrow else z, *arguments).to(z.dtype)
+        if narrow and not bool(y.isfinite().all()):
+            raise ModelError(
+                "what is drawn is no longer finite: the networks give numbers beyond 65,504, the "
+                "most that float16 has, or latents are far from those they know; draw in another "
+                "precision, --precision bfloat16 or float32"
+            )
         return _Scaled.apply(y, size) if narrow else y  # type: ignore[return-value]
 
 
