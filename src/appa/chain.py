@@ -262,13 +262,13 @@ def _whole(path: Path, attrs: dict[str, Any], members: int) -> xr.Dataset | None
     r"""The ensemble at a path, if it is there and was made like that."""
     import xarray as xr
 
-    keys = ("task", "model_digest", "observations_digest", "seed", "settings")
+    from .tasks.ensembles import differing
+
     try:
         ds = xr.open_zarr(path)
     except (OSError, ValueError):
         return None
-    same = all(str(ds.attrs.get(key)) == str(attrs[key]) for key in keys if key in attrs)
-    return ds if same and ds.sizes["member"] == members else None
+    return ds if not differing(ds, attrs) and ds.sizes["member"] == members else None
 
 
 def tables(chain: Chain) -> dict[str, pd.DataFrame]:

@@ -22,8 +22,9 @@ from appa.tasks.loading import load
 from appa.tasks.measuring import measure
 from appa.tasks.memory import Memory, largest_window
 from appa.tasks.model import Model
-from appa.tasks.plan import Passes, coverage, curved_hours, passes, plan, seen_hours
+from appa.tasks.plan import Passes, passes, plan
 from appa.tasks.runs import affordable
+from appa.tasks.seen import coverage, curved_hours, seen_hours
 from appa.tasks.settings import Settings
 
 from . import small

@@ -277,7 +277,7 @@ def _read(
 ) -> tuple[Observations, list[str]]:
     r"""Reads the observations of a period, and tells which are used and which are not."""
     from ..observations import checks
-    from ..tasks.plan import coverage
+    from ..tasks.seen import coverage
 
     found, lost = read_period(sources, start, hours, rules, model)
     typer.echo(found.summary().to_string())
@@ -307,16 +307,15 @@ def _check_same(
 
     from ..data.clock import as_datetime64
     from ..errors import StoreError
-    from ..tasks.ensembles import provenance
+    from ..tasks.ensembles import differing, provenance
     from ..tasks.fields import fields
 
     settings = settings.on(model.device)
     made = provenance(model, "reanalysis", seed=seed, settings=settings, observations=observations)
     kept, levels = fields(model, given.get("variables"), given.get("levels"))
     names = {field.name for field in kept} | ({"latents"} if given["latents"] else set())
-    keys = ("task", "model_digest", "observations_digest", "seed", "settings")
     times = as_datetime64(start) + np.arange(hours) * np.timedelta64(3600, "s")
-    differ = [key for key in keys if str(ds.attrs.get(key)) != str(made[key])]
+    differ = differing(ds, made)
     differ += ["members"] * (ds.sizes.get("member") != members)
     differ += ["hours"] * (not np.array_equal(as_datetime64(ds["time"].values), times))
     differ += ["variables"] * (set(map(str, ds.data_vars)) != names)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +46,7 @@ KINDS: dict[str, type] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(tuning.Tuned):
     r"""How the filter is cycled.
 
     Arguments:
@@ -64,6 +63,8 @@ class Settings:
         exclude: Observables that are not assimilated.
         tuned: The periods these were tuned on, see :mod:`appa.evaluation.tuning`.
     """
+
+    kinds, remedy = KINDS, REMEDY
 
     members: int = 32
     every: int = 1
@@ -88,19 +89,6 @@ class Settings:
             raise DataError(f"found representation {self.representation}; give 0 or more")
         for name in self.exclude:
             find(name)
-
-    def save(self, path: str | Path) -> Path:
-        r"""Writes them to a JSON file."""
-        return tuning.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Settings:
-        r"""Reads them."""
-        return tuning.load(cls, path, KINDS, REMEDY)
-
-    def untouched(self, times: np.ndarray) -> None:
-        r"""Raises where hours to be cycled were tuned on, or are of the same trajectory."""
-        tuning.untouched(self.tuned, times)
 
 
 class Cycling:

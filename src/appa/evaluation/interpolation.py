@@ -55,7 +55,7 @@ GRID: dict[str, Sequence[Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(tuning.Tuned):
     r"""What is tuned, on other dates than are scored.
 
     Arguments:
@@ -64,27 +64,21 @@ class Settings:
         tuned: The periods tuned on, see :mod:`appa.evaluation.tuning`.
     """
 
+    kinds, remedy = KINDS, REMEDY
+
     modes: int | None = None
     order: int | None = None
     localization: float | None = 25.0
     error: float = 1.0
-    tuned: tuple[tuple[str, str], ...] = ()
-
-    def save(self, path: str | Path) -> Path:
-        r"""Writes them to a JSON file."""
-        return tuning.save(self, path)
+    tuned: tuning.Periods = ()
 
     @classmethod
     def load(cls, path: str | Path) -> Settings:
         r"""Reads them."""
-        found = tuning.load(cls, path, KINDS, REMEDY)
+        found = super().load(path)
         if found.error is None:
             raise ConfigError(f"{str(path)!r} has no error; {REMEDY}")
         return found
-
-    def untouched(self, times: np.ndarray) -> None:
-        r"""Raises where hours to be interpolated were tuned on, or are of the same trajectory."""
-        tuning.untouched(self.tuned, times)
 
 
 def interpolate(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -20,7 +20,7 @@ import xarray as xr
 from ..data.clock import as_datetime64
 from ..errors import ConfigError, DataError, StoreError, nearest
 
-__all__ = ["Periods", "load", "periods", "save", "untouched"]
+__all__ = ["Periods", "Tuned", "load", "periods", "save", "untouched"]
 
 Periods = tuple[tuple[str, str], ...]
 S = TypeVar("S")
@@ -59,6 +59,29 @@ def untouched(tuned: Periods, times: np.ndarray) -> None:
                 f"the settings were tuned on {first} to {last}, which {here} overlaps: scores of "
                 "it would say too much; choose hours of another trajectory, or tune on others"
             )
+
+
+class Tuned:
+    r"""Settings that are tuned, a dataclass with a field `tuned`, as files and against hours."""
+
+    kinds: ClassVar[dict[str, type]]
+    r"""The types of numbers, see :func:`load`."""
+    remedy: ClassVar[str]
+    r"""What makes a file of them."""
+    tuned: Periods
+
+    def save(self, path: str | Path) -> Path:
+        r"""Writes them to a JSON file."""
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        r"""Reads them."""
+        return load(cls, path, cls.kinds, cls.remedy)
+
+    def untouched(self, times: np.ndarray) -> None:
+        r"""Raises where hours to be scored were tuned on, or are of the same trajectory."""
+        untouched(self.tuned, times)
 
 
 def save(settings: Any, path: str | Path) -> Path:

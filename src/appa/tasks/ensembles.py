@@ -30,7 +30,7 @@ from .model import Model
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Ensemble", "model_digest", "provenance", "to_dataset"]
+__all__ = ["Ensemble", "differing", "model_digest", "provenance", "to_dataset"]
 
 MEMBER = {"long_name": "ensemble member", "standard_name": "realization", "units": "1"}
 LATENTS = {"long_name": "standardized latent state", "units": "1"}
@@ -87,6 +87,12 @@ def provenance(
         plain = settings.model_dump() if hasattr(settings, "model_dump") else dict(settings)
         attrs["settings"] = json.dumps(plain)
     return attrs | more
+
+
+def differing(ds: xr.Dataset, attrs: Mapping[str, Any]) -> list[str]:
+    r"""What an ensemble was made of otherwise than attributes of :func:`provenance` say."""
+    keys = ("task", "model_digest", "observations_digest", "seed", "settings")
+    return [key for key in keys if key in attrs and str(ds.attrs.get(key)) != str(attrs[key])]
 
 
 # ---------------------------------------------------------------- ensembles

@@ -46,10 +46,10 @@ from .memory import Memory, largest_window
 from .model import Model
 from .precision import Precision
 from .runs import affordable
-from .seen import coverage, curved_hours, seen_hours, sizes
+from .seen import curved_hours, seen_hours, sizes
 from .settings import Settings
 
-__all__ = ["Passes", "Plan", "coverage", "curved_hours", "passes", "plan", "seen_hours"]
+__all__ = ["Passes", "Plan", "passes", "plan"]
 
 TASKS = ("reanalysis", "filter", "forecast")
 

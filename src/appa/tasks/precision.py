@@ -23,16 +23,15 @@ from ..nn.layers import magnitude
 from .folders import ModelError
 from .settings import Settings
 
-__all__ = ["PRECISIONS", "Precision"]
-
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+__all__ = ["Precision"]
 
 
 class Precision:
     r"""Creates a precision.
 
     Arguments:
-        name: One of :data:`PRECISIONS`; `auto` is `float16` on CUDA and `float32` elsewhere.
+        name: `float32`, `bfloat16`, `float16`, or `auto`, which is `float16` on CUDA and
+            `float32` elsewhere.
         device: Where the networks are.
     """
 
