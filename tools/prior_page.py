@@ -4,16 +4,17 @@ r"""Makes the tables and figures of `docs/results/prior.md` from folders of scor
     recipes/planet.sh planet-large
     python tools/prior_page.py planet=runs/planet/scores planet-large=runs/planet-large/scores
 
-Every number in a table of that page comes from here. A table stands between the comments
-`begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
-there yet begins as `tools/prior_page.md`.
+A folder has the scores of an autoencoder and, if there is one, of a prior; its folder `composed`
+those of the prior's composed trajectories. Every number in a table of that page comes from here. A
+table stands between the comments `begin NAME` and `end NAME`; the words around them are the page's
+own, and stay. A page that is not there yet begins as `tools/prior_page.md`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ TARGETS = {
 }
 GAP, MEMORY, JOINT, SEAM = 0.10, 0.03, 0.05, 1.05
 SHORT, LONG = (1, 6, 12, 23), (24, 36, 48)  # lags
+COMPOSED = "composed"
+WORDS = {COMPOSED: "composed", "sequential": "window after window"}
 
 # of the first model; the others' are fewer
 FIGURES = {
@@ -52,23 +55,31 @@ class Model:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.autoencoder = load_summary(folder, "autoencoder")
-        self.prior = load_summary(folder, "prior")
         self.reconstruction: xr.Dataset = load_scores(folder, "autoencoder")
-        self.draws: xr.Dataset = load_scores(folder, "prior")
+        self.prior: dict[str, Any] | None = None
         self.target: dict[str, float] = TARGETS.get(name, {})
+        #: The summary of the longest draws, by how they were drawn, where that is beyond a window.
+        self.longer: dict[str, dict[str, Any]] = {}
+        for part in (folder, folder / COMPOSED):
+            if not (part / "prior.json").exists():
+                continue
+            summary = load_summary(part, "prior")
+            self.prior = self.prior or summary
+            longest = max(summary["lengths"], key=int)
+            if int(longest) > summary["window"]:
+                mode = WORDS[summary.get("mode", COMPOSED)]
+                self.longer[mode] = summary["lengths"][longest]
+
+    @property
+    def draws(self) -> xr.Dataset:
+        return load_scores(self.folder, "prior")
 
     @property
     def window(self) -> dict[str, Any]:
         r"""The summary of draws of one window, or else of the shortest."""
+        assert self.prior is not None
         lengths = self.prior["lengths"]
         return lengths.get(str(self.prior["window"])) or lengths[min(lengths, key=int)]
-
-    @property
-    def composed(self) -> dict[str, Any] | None:
-        r"""The summary of the longest draws, where windows are composed."""
-        lengths = self.prior["lengths"]
-        longest = max(lengths, key=int)
-        return lengths[longest] if int(longest) > self.prior["window"] else None
 
 
 def main() -> None:
@@ -107,7 +118,10 @@ def main() -> None:
     page.write_text(text)
 
     for k, model in enumerate([] if args.no_figures else models):
-        for kind, scores in (("autoencoder", model.reconstruction), ("prior", model.draws)):
+        scored = {"autoencoder": model.reconstruction}
+        if model.prior:
+            scored["prior"] = model.draws
+        for kind, scores in scored.items():
             drawn = figures(scores)
             for name in (FEWER if k else FIGURES)[kind]:
                 path = args.out / "figures" / figure_name(model, kind, name)
@@ -141,9 +155,8 @@ def weights(models: Sequence[Model]) -> str:
         cells = (*(f"{n:.1f} M" for n in count), *(f"{n:.2f}" for n in cost))
         rows.append([model.name, f"{about['compression']:.0f}×", *cells])
     heads = ("model", "compression", "autoencoder", "denoiser")
-    return table(
-        (*heads, "encode, GFLOP", "decode", f"denoise {models[0].prior['window']} h"), rows
-    )
+    hours = models[0].autoencoder["model"]["window"]
+    return table((*heads, "encode, GFLOP", "decode", f"denoise {hours} h"), rows)
 
 
 def commands(models: Sequence[Model]) -> str:
@@ -155,13 +168,16 @@ def commands(models: Sequence[Model]) -> str:
         scored = model.name if model.autoencoder.get("scored") == model.name else run
         data = f"{scored} --data work/planet.zarr"
         train = " --train-data work/planet.zarr" if "rmse_train" in model.autoencoder else ""
-        hours = ",".join(sorted(model.prior["lengths"], key=int))
-        how = f"--members {model.prior['members']} --hours {hours} --steps {model.prior['steps']}"
         states = f"--states {model.autoencoder['states']}"
-        lines += [
-            f"    appa score autoencoder {data}{train} \\\n        {states} {where}",
-            f"    appa score prior {data} \\\n        {how} {where}",
-        ]
+        lines.append(f"    appa score autoencoder {data}{train} \\\n        {states} {where}")
+        for part in ("", f"/{COMPOSED}"):
+            if not (model.folder / part[1:] / "prior.json").exists():
+                continue
+            prior = load_summary(model.folder / part[1:], "prior")
+            hours = ",".join(sorted(prior["lengths"], key=int))
+            how = f"--members {prior['members']} --hours {hours} --steps {prior['steps']}"
+            how += f" --mode {prior.get('mode', COMPOSED)}"
+            lines.append(f"    appa score prior {data} \\\n        {how} \\\n        {where}{part}")
     names = " ".join(f"{m.name}=runs/{m.name}/scores" for m in models)
     return "\n" + "\n".join([*lines, f"    python tools/prior_page.py {names}"]) + "\n\n"
 
@@ -203,6 +219,8 @@ def judged(model: Model) -> list[tuple[str, str, str, str]]:
         found = f"{number(best)}, {number(worst)}"
         what = "the worse of t and z, the best of q, u and v"
         rows.append((what, "in this order", found, reached(best < worst)))
+    if not model.prior:
+        return rows
     most(
         "autocorrelation at 1, 6, 12, 23 h, largest difference",
         model.window["autocorrelation_gap"]["draws"],
@@ -210,9 +228,9 @@ def judged(model: Model) -> list[tuple[str, str, str, str]]:
     )
     edge = model.window["seam_draws"]
     most("differences across the seam / most elsewhere", _over(edge["seam"], edge["high"]), SEAM)
-    if model.composed and "tendency_across" in model.composed:
-        apart = [abs(v["draws"] - v["truth"]) for v in model.composed["tendency_across"].values()]
-        most("tendencies across joints / inside, draws less truth", max(apart), JOINT)
+    for mode, part in model.longer.items():
+        apart = [abs(v["draws"] - v["truth"]) for v in part["tendency_across"].values()]
+        most(f"tendencies across joints / inside, draws less truth, {mode}", max(apart), JOINT)
     return rows
 
 
@@ -267,30 +285,32 @@ def levels(models: Sequence[Model]) -> str:
 
 
 def spectra(models: Sequence[Model]) -> str:
-    header = ["channel"]
+    columns: dict[str, dict[str, Any]] = {}
     for model in models:
-        header += [f"{model.name}: reconstructions", "draws"]
-    channels = [c for c in models[0].window["fine_energy"] if c in PAPER]
+        columns[f"{model.name}: reconstructions"] = model.autoencoder
+        if model.prior:
+            columns[f"{model.name}: draws"] = model.window
+    found = {name: summary.get("fine_energy", {}) for name, summary in columns.items()}
     rows = [
-        [channel]
-        + [
-            number(summary.get("fine_energy", {}).get(channel), 2)
-            for model in models
-            for summary in (model.autoencoder, model.window)
-        ]
-        for channel in channels
+        [channel, *(number(each.get(channel), 2) for each in found.values())]
+        for channel in PAPER
+        if any(channel in each for each in found.values())
     ]
-    return table(header, rows)
+    return table(["channel", *found], rows)
 
 
 def climate(models: Sequence[Model]) -> str:
     rows = []
     for model in models:
-        for length, part in model.prior["lengths"].items():
+        parts = {}
+        if model.prior:
+            parts[f"{model.prior['window']} h"] = model.window
+        parts |= model.longer
+        for how, part in parts.items():
             ratio = list(part["std_ratio"].values())
             rows.append(
                 [
-                    f"{model.name}, {length} h",
+                    f"{model.name}, {how}",
                     f"{part['trajectories']}",
                     *(
                         f"{number(part[f'{k}_distance_total'])} "
@@ -307,24 +327,28 @@ def climate(models: Sequence[Model]) -> str:
 
 
 def memory(models: Sequence[Model]) -> str:
-    return "\n".join(_autocorrelations(m, m.window, SHORT) for m in models)
+    return "\n".join(_autocorrelations(m.name, m.window, SHORT) for m in models if m.prior)
 
 
 def composed(models: Sequence[Model]) -> str:
     parts = []
-    for model in models:
-        if (part := model.composed) is None:
-            continue
+    for name, part in _longer(models):
         least, most = (number(part["variance_by_hour"][k], 2) for k in ("least", "most"))
         parts.append(
-            _autocorrelations(model, part, LONG)
+            _autocorrelations(name, part, LONG)
             + f"\nVariance hour by hour, the mean over these channels: {least} to {most} of the "
-            f"truth's ({model.name}).\n"
+            f"truth's ({name}).\n"
         )
     return "\n".join(parts)
 
 
-def _autocorrelations(model: Model, part: dict[str, Any], lags: Sequence[int]) -> str:
+def _longer(models: Sequence[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for model in models:
+        for mode, part in model.longer.items():
+            yield f"{model.name}, {mode}", part
+
+
+def _autocorrelations(name: str, part: dict[str, Any], lags: Sequence[int]) -> str:
     rows = []
     for channel, at in part["autocorrelation"].items():
         there = [at.get(str(lag)) for lag in lags]
@@ -332,19 +356,18 @@ def _autocorrelations(model: Model, part: dict[str, Any], lags: Sequence[int]) -
         error = max((v["error"] or 0.0 for v in there if v), default=None)
         ratios = [number(part[k][channel], 2) for k in ("variance_ratio", "tendency_ratio")]
         rows.append([channel, *pairs, number(error), *ratios])
-    heads = (model.name, *(f"{lag} h" for lag in lags), "± at most", "variance", "tendency")
+    heads = (name, *(f"{lag} h" for lag in lags), "± at most", "variance", "tendency")
     return table(heads, rows)
 
 
 def joints(models: Sequence[Model]) -> str:
     rows = []
-    for model in models:
-        part = model.composed or {}
-        for channel, at in part.get("tendency_across", {}).items():
+    for name, part in _longer(models):
+        for channel, at in part["tendency_across"].items():
             bend = part["curvature_across"][channel]
             rows.append(
                 [
-                    f"{model.name}, {channel}",
+                    f"{name}: {channel}",
                     f"{number(at['draws'])} ± {number(at['error'])}",
                     number(at["truth"]),
                     f"{number(bend['draws'])} ± {number(bend['error'])}",
@@ -358,11 +381,13 @@ def joints(models: Sequence[Model]) -> str:
 def seam(models: Sequence[Model]) -> str:
     rows = []
     for model in models:
-        for what, edge in (
-            ("error of reconstructions", model.autoencoder["seam_error"]),
-            ("differences, reconstructions / truth", model.autoencoder["seam_steps"]),
-            ("differences, draws / truth", model.window["seam_draws"]),
-        ):
+        edges = {
+            "error of reconstructions": model.autoencoder["seam_error"],
+            "differences, reconstructions / truth": model.autoencoder["seam_steps"],
+        }
+        if model.prior:
+            edges["differences, draws / truth"] = model.window["seam_draws"]
+        for what, edge in edges.items():
             span = f"{number(edge['low'], 2)}–{number(edge['high'], 2)}"
             rows.append([f"{model.name}: {what}", number(edge["seam"], 2), span])
     return table(("relative to the mean elsewhere", "at the seam", "elsewhere, 5–95 %"), rows)
@@ -374,7 +399,7 @@ def others(models: Sequence[Model]) -> str:
     for model in models[1:]:
         lines.append(f"### {model.name}\n")
         for kind, names in FEWER.items():
-            for name in names:
+            for name in names if kind == "autoencoder" or model.prior else ():
                 lines.append(f"![{model.name}: {name}](figures/{figure_name(model, kind, name)})\n")
     return "\n".join(lines)
 

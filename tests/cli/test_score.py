@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -125,9 +126,16 @@ def test_page_of_results(folder, tmp_path, monkeypatch):
         steps = () if name == "autoencoder" else ("--steps", 2)
         climate = ("--climatology", folder / "climatology.nc", "--no-figures")
         run(name, folder / "model", *where, *more, *steps, *climate)
+        if name == "prior":
+            where = (*where[:-1], tmp_path / "scores" / "composed")
+            run(name, folder / "model", *where, *more, *steps, *climate, "--mode", "composed")
+    shutil.copytree(tmp_path / "scores", tmp_path / "half", ignore=lambda *_: ["composed"])
+    for path in (tmp_path / "half").glob("prior.*"):
+        path.unlink()
     tool = Path(__file__).parents[2] / "tools" / "prior_page.py"
     page = tmp_path / "results" / "prior.md"
-    arguments = [str(tool), f"planet={tmp_path / 'scores'}", "--out", str(page.parent)]
+    models = [f"planet={tmp_path / 'scores'}", f"planet-large={tmp_path / 'half'}"]
+    arguments = [str(tool), *models, "--out", str(page.parent)]
     monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(tool), run_name="__main__")
     text = page.read_text()
@@ -135,10 +143,15 @@ def test_page_of_results(folder, tmp_path, monkeypatch):
     row = f"| reconstruction RMSE, mean over channels | ≤ 0.11 | {summary['rmse']:.3f} | **no** |"
     assert row in text
     assert "| compression | ≥ 60× | 4× | **no** |" in text
+    assert "| compression | ≥ 120× | 4× | **no** |" in text  # of one without a prior
+    long = load_summary(tmp_path / "scores" / "composed", "prior")["lengths"]["16"]
+    least = long["variance_by_hour"]["least"]
+    assert re.search(rf"{least:.2f} to [0-9.]+ of the truth's \(planet, composed\)", text)
+    assert "draws less truth, window after window |" in text
     rho = load_summary(tmp_path / "scores", "prior")["lengths"]["8"]["autocorrelation"]["z500"]["1"]
     assert f"| z500 | {rho['draws']:.3f} ({rho['truth']:.3f}) |".replace("-", "−") in text
     shown = re.findall(r"\(figures/(.*?)\)", text)
-    assert len(shown) == 9
+    assert len(shown) == 10
     assert all((page.parent / "figures" / name).exists() for name in shown)
 
     page.write_text(text.replace("## Memory", "## Memory, by hand"))

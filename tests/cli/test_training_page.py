@@ -64,7 +64,7 @@ def test_the_recipe_simulates_what_the_planets_page_shows():
     found = []
     for file in ("docs/planet.md", "recipes/planet.sh"):
         text = (ROOT / file).read_text().replace("\\\n", " ")
-        (line,) = re.findall(r"data simulate .*--held-out.*", text)
+        (line,) = re.findall(r"data simulate .*--held-out.*--stretch.*", text)
         found.append(dict(re.findall(r"--([a-z-]+) (\d+)", line)))
     assert found[0] == found[1]
     assert found[0]["members"] == "36"

@@ -213,6 +213,7 @@ def scores(store) -> xr.Dataset:
         hours=(8, 16),
         channels=NAMES,
         batch=12,
+        mode="composed",
     )
 
 
@@ -285,6 +286,23 @@ def test_composition_shows_where_windows_join(scores):
     assert np.isnan(scores["variance"].sel(length=8, hour=slice(8, None))).all()
 
 
+def test_windows_one_after_the_other_lose_nothing(store):
+    r"""Given the last hours of the window before, which say all there is to say of what a process
+    of first order does next: by default longer draws keep their variance, memory and tendencies.
+    Windows of 8 that give the next 4 reach hour 8, 12 and 16."""
+    told = {"climatology": climatology(), "members": 24, "hours": (16,), "channels": NAMES}
+    long = score_prior(model(), store, batch=12, steps=32, **told).sel(length=16)
+    assert long.attrs["mode"] == "sequential"
+    assert long["hour"][long["joint"] == 1].values.tolist() == [8, 12]
+    draws = long.sel(source="draws")
+    variance = draws["variance"].mean("hour") / long["weather"] ** 2
+    np.testing.assert_allclose(variance, 1, atol=0.02 + 4 * np.sqrt(2 / (24 * POINTS)))
+    gap = abs(draws["autocorrelation"] - RHO ** draws["lag"]).sel(lag=slice(1, 12))
+    assert (gap < 0.02 + 4 * draws["autocorrelation_error"].sel(lag=slice(1, 12))).all()
+    rough = abs(draws["tendency_across"] - 1)
+    assert (rough < 0.02 + 4 * draws["tendency_across_error"]).all()
+
+
 def test_summary(scores):
     told = summarize(scores)
     assert told.keys() == {"8", "16"}
@@ -322,10 +340,13 @@ def test_one_bar_counts_all_there_is_to_draw(store, monkeypatch):
             yield p
 
     monkeypatch.setattr("appa.evaluation.prior.progress", shown)
-    monkeypatch.setattr("appa.diffusion.sampling.progress", shown)
+    for module in ("diffusion.sampling", "tasks.prior"):
+        monkeypatch.setattr(f"appa.{module}.progress", shown)
     options = {"members": 5, "hours": [8, 16], "stride": 4, "steps": 2, "batch": 4}
-    score_prior(model(), store, climatology=climatology(), channels=["t2m"], **options)
-    assert [(p.done, p.total) for p in bars] == [(40, 40)]
+    for mode in ("composed", "sequential"):  # one after the other they are as many here
+        told = {"climatology": climatology(), "channels": ["t2m"], "mode": mode}
+        score_prior(model(), store, **told, **options)
+    assert [(p.done, p.total) for p in bars] == [(40, 40)] * 2
 
 
 def test_a_bad_prior_is_seen(store):

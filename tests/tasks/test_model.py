@@ -145,7 +145,8 @@ def test_without_a_denoiser(unfinished):
 
 def test_draws_are_decoded_trajectories(model):
     r"""More hours than a window has; the dataset holds what the parts give one by one."""
-    ds = model.sample("2021-12-31T21", hours=7, members=2, seed=3, steps=4, batch=3)
+    options = {"hours": 7, "members": 2, "seed": 3, "steps": 4}
+    ds = model.sample("2021-12-31T21", mode="composed", batch=3, **options)
     assert ds.sizes["member"] == 2
     times = np.datetime64("2021-12-31T21", "ns") + np.arange(7) * np.timedelta64(1, "h")
     np.testing.assert_array_equal(ds["time"].values, times)
@@ -156,6 +157,10 @@ def test_draws_are_decoded_trajectories(model):
     np.testing.assert_allclose(ds["temperature"].values, temperature, rtol=1e-5)
     missing = np.isnan(ds["sea_surface_temperature"].values)
     np.testing.assert_array_equal(missing, np.broadcast_to(small.LAND, missing.shape))
+    # by default window after window, as of an ensemble that nothing is observed of
+    ds = model.sample("2021-12-31T21", **options)
+    other = model.reanalysis(None, "2021-12-31T21", **options)
+    np.testing.assert_allclose(ds["temperature"], other["temperature"], rtol=1e-5)
 
 
 def test_a_member_depends_on_its_number_alone(model):

@@ -95,6 +95,10 @@ def prior(
         int | None, typer.Option(min=1, help="Hours between windows, instead of the model's.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the sampler.")] = 64,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="Beyond a window: composed or sequential windows, or auto."),
+    ] = None,
     split: SplitOption = "test",
     batch: Annotated[int, typer.Option(min=1, help="Trajectories at once.")] = 4,
     residual: Annotated[
@@ -131,6 +135,7 @@ def prior(
         hours=lengths,
         stride=stride,
         steps=steps,
+        mode=mode,
         split=split,
         batch=batch,
         decode=4 * batch,
@@ -139,7 +144,7 @@ def prior(
         device=place,
     )
     found = summarize(scores)
-    about_it = ("split", "members", "stride", "window", "steps", "residual")
+    about_it = ("split", "mode", "members", "stride", "window", "steps", "residual")
     told = {k: scores.attrs[k] for k in about_it}
     summary = {"scored": model, "model": about(loaded.config), **told, "lengths": found}
     _write(out, "prior", scores, summary, loaded, data, figures)

@@ -245,7 +245,6 @@ def draw(
     sampler = sampler or Sampler(steps=steps)
     shape = (trajectory.clock.shape[1], *denoiser.latent_shape)
     place = next(denoiser.parameters())
-    hour = hour_number(hours)
 
     def run(advance: Callable[[], None]) -> Tensor:
         return integrate(
@@ -253,7 +252,7 @@ def draw(
             shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members, [hour_number(h) for h in hours] if hours.ndim > 1 else hour),
+            Noise(seed, members, hour_numbers(hours)),
             place,
             advance=advance,
             keeper=keeper,
@@ -270,6 +269,11 @@ def hour_number(hours: np.ndarray) -> int:
     r"""The number of a trajectory's first hour, which tells its noise from that of others: those of
     the next day, or of a forecast that goes on from it, with the same seed."""
     return int(hours.reshape(-1)[0].astype("datetime64[h]").astype(np.int64)) % 2**32
+
+
+def hour_numbers(hours: np.ndarray) -> int | list[int]:
+    r"""The number of the first hour for all members or, with shape :math:`(M, L)`, of each."""
+    return [hour_number(h) for h in hours] if hours.ndim > 1 else hour_number(hours)
 
 
 def padded(hours: np.ndarray, window: int, stride: int) -> np.ndarray:

@@ -34,7 +34,7 @@ from ..data.clock import as_datetime64
 from .denoiser import Denoiser
 from .guidance import Guidance
 from .likelihood import HoursLikelihood, Likelihood, StackedLikelihood
-from .sampling import Keeper, Noise, Sampler, hour_number, integrate, padded
+from .sampling import Keeper, Noise, Sampler, hour_numbers, integrate, padded
 from .trajectory import TrajectoryDenoiser
 
 __all__ = ["Window", "draw_sequential", "schedule", "windows"]
@@ -135,7 +135,8 @@ def draw_sequential(
 
     Arguments:
         denoiser: The denoiser of windows.
-        dates: The hours, `datetime64` with shape :math:`(L)`, those of `known` included.
+        dates: The hours, `datetime64` with shape :math:`(L)`, those of `known` included, or
+            :math:`(M, L)` where members have hours of their own.
         members: Which members.
         guidance: How windows are guided, by observations and by the hours given.
         sampler: The sampler of each window.
@@ -160,11 +161,11 @@ def draw_sequential(
     """
     members = list(members)
     hours = as_datetime64(dates)
-    asked = len(hours)
+    asked = hours.shape[-1]
     if asked < denoiser.window:
         hours = padded(hours, denoiser.window, denoiser.window)
     like = next(denoiser.parameters())
-    z = torch.zeros(len(members), len(hours), *denoiser.latent_shape).to(like)
+    z = torch.zeros(len(members), hours.shape[-1], *denoiser.latent_shape).to(like)
     first = 0 if known is None else known.shape[1]
     if known is not None:
         z[:, :first] = known.to(like)
@@ -188,14 +189,14 @@ def draw_sequential(
         found = [part for part in parts if part is not None]
         likelihood = StackedLikelihood(found) if len(found) > 1 else (found or [None])[0]
         trajectory = TrajectoryDenoiser(
-            denoiser, hours[here], denoiser.window, batch, guidance, [likelihood]
+            denoiser, hours[..., here], denoiser.window, batch, guidance, [likelihood]
         )
         drawn = integrate(
             trajectory.mean,
             z[0, here].shape,
             sampler,
             denoiser.schedule,
-            Noise(seed, members, hour_number(hours[here]), key=(number,)),
+            Noise(seed, members, hour_numbers(hours[..., here]), key=(number,)),
             like,
             advance=advance,
             keeper=keeper,

@@ -15,7 +15,6 @@ sets of :math:`N / 2` do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +22,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ..diffusion.sampling import Noise, draw, hour_number
-from ..diffusion.trajectory import joints, padded_length
+from ..diffusion.sampling import Noise, hour_numbers
 from ..errors import DataError
 from ..observations.residual import STREAM, ResidualSampler
 from ..progress import progress
+from ..tasks.prior import draw_prior, evaluations
+from ..tasks.settings import Settings
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
@@ -53,6 +53,7 @@ def score_prior(
     hours: Sequence[int] = (24, 72),
     stride: int | None = None,
     steps: int = 64,
+    mode: str | None = None,
     split: str | tuple[Any, Any] | None = "test",
     channels: Sequence[str] | None = None,
     seed: int = 0,
@@ -68,9 +69,11 @@ def score_prior(
         store: The store; its hours may have gaps, but it must hold stretches of each length.
         climatology: The climatology anomalies are from: itself, its file, or `planet`.
         members: The number of trajectories of each length.
-        hours: Their lengths :math:`L`. Beyond the window's, windows are composed.
+        hours: Their lengths :math:`L`.
         stride: The hours :math:`\Delta` between windows, by default the configuration's.
         steps: The steps of the sampler.
+        mode: Beyond a window, `sequential`, windows one after the other, or `composed`; by default
+            the configuration's.
         split: As in :func:`appa.evaluation.reconstruction.score_autoencoder`.
         channels: The channels scored, by default the surface fields and all others on the levels
             :data:`appa.evaluation.reconstruction.LEVELS`.
@@ -108,36 +111,35 @@ def score_prior(
         windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
         for length in hours
     ]
-    counts = [1 + (padded_length(length, window, stride) - window) // stride for length in hours]
+    settings = Settings.of(model.config, mode=mode, stride=stride, steps=steps)
+    counts = [evaluations(length, window, settings) for length in hours]
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
 
     parts = []
     with progress(steps * total, "drawing and scoring", "evaluations of a window") as p:
-        for length, loader, count in zip(hours, loaders, counts, strict=True):
+        for length, loader in zip(hours, loaders, strict=True):
             sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
             for x, dates in loader:
-                numbers = range(sources["draws"].count, sources["draws"].count + len(x))
-                z = draw(
-                    model.denoiser,
+                several = len(x)
+                numbers = range(sources["draws"].count, sources["draws"].count + several)
+                z = draw_prior(
+                    model,
                     dates,
                     numbers,
-                    stride=stride,
-                    steps=steps,
+                    settings,
                     seed=seed,
                     batch=batch,
-                    advance=partial(p.advance, count * len(x)),
+                    advance=lambda count, n=several: p.advance(count * n),
                 )
                 found = _states(model, domain, x.flatten(0, 1), z.flatten(0, 1), decode)
                 for name, states in found:
                     states = states.unflatten(0, dates.shape)
                     if name == "draws" and remainder is not None:
-                        first = [hour_number(each) for each in dates]
-                        noise = Noise(seed, numbers, first, key=(STREAM,))
-                        r = remainder.free(length, len(x), noise, channels=domain.index)
+                        noise = Noise(seed, numbers, hour_numbers(dates), key=(STREAM,))
+                        r = remainder.free(length, several, noise, channels=domain.index)
                         states = states + r
                     sources[name].update(states, dates)
-            full = padded_length(length, window, stride)
-            parts.append(_dataset(domain, sources, joints(full, window, stride)))
+            parts.append(_dataset(domain, sources, settings.joints(length, window, observed=False)))
 
     scores = xr.concat(
         parts,
@@ -147,7 +149,14 @@ def score_prior(
         data_vars="all",
         compat="override",
     )
-    about = {"members": members, "stride": stride, "window": window, "steps": steps, "seed": seed}
+    about = {
+        "mode": "sequential" if settings.sequential(max(hours), window) else "composed",
+        "members": members,
+        "stride": stride,
+        "window": window,
+        "steps": steps,
+        "seed": seed,
+    }
     drawn = "none" if remainder is None else "drawn"
     return scores.assign_attrs(about, residual=drawn, split=str(split), store=named(store))
 

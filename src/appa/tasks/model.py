@@ -26,7 +26,7 @@ from ..data.clock import as_datetime64
 from ..data.grids import Grid
 from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.sampling import Noise, draw, hour_number
+from ..diffusion.sampling import Noise, hour_number
 from ..errors import DataError
 from ..nn.autoencoder import Autoencoder
 from ..observations.representation import FILE as REPRESENTATION
@@ -124,6 +124,12 @@ class Model:
         return torch.hypot(
             self.latent_std, torch.full_like(self.latent_std, self.config.autoencoder.latent_noise)
         )
+
+    @property
+    def latent_noise(self) -> Tensor:
+        r"""The noise latents were trained with, in their standardized unit, :math:`(C, 1, 1)`."""
+        noise = self.config.autoencoder.latent_noise or 1e-2
+        return (noise / self.latent_scale).view(-1, 1, 1)
 
     @property
     def grid(self) -> Grid:
@@ -248,6 +254,7 @@ class Model:
         seed: int = 0,
         stride: int | None = None,
         steps: int = 64,
+        mode: str | None = None,
         batch: int = 8,
         residual: bool = True,
     ) -> xr.Dataset:
@@ -260,6 +267,8 @@ class Model:
             seed: The seed. A member depends on the seed and its number alone.
             stride: The hours between windows, by default the configuration's.
             steps: The steps of the sampler, one evaluation of the denoiser each.
+            mode: `sequential`, windows one after the other, or `composed`; by default the
+                configuration's, and as that says, beyond a window, `sequential`.
             batch: The number of windows denoised, and of states decoded, at once.
             residual: Whether what the decoder cannot express is drawn too, where it is known.
 
@@ -269,6 +278,9 @@ class Model:
         Example:
             >>> appa.load("planet").sample("2021-03-21T00", hours=24, members=4)
         """
+        from .prior import draw_prior
+        from .settings import Settings
+
         stride = self.config.sampling.stride if stride is None else stride
         window = self.config.window
         for name, value in (("hours", hours), ("members", members), ("steps", steps)):
@@ -283,7 +295,8 @@ class Model:
         if first.ndim or first != first.astype("datetime64[h]"):
             raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
         times = first + np.arange(hours) * np.timedelta64(3600, "s")
-        z = draw(self.denoiser, times, members, stride=stride, steps=steps, seed=seed, batch=batch)
+        settings = Settings.of(self.config, mode=mode, stride=stride, steps=steps)
+        z = draw_prior(self, times, range(members), settings, seed=seed, batch=batch)
         r = None
         if residual and self.representation is not None:
             noise = Noise(seed, range(members), hour_number(times), key=(STREAM,))
