@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import gc
 import json
+import math
 import platform
 import signal
 import time
@@ -145,8 +146,8 @@ def arguments_of(description: str | None, file: str) -> argparse.ArgumentParser:
 class Report:
     r"""Runs sections, writes what they find to disk row by row, and prints tables.
 
-    A row that fails, for want of memory say, is told with its reason, and the next goes on; so is
-    a section that takes too long. A file that is there keeps its other sections.
+    A row that fails, for want of memory or time say, is told with its reason, and the next goes
+    on; so is a section that takes too long. A file that is there keeps its other sections.
 
     Arguments:
         path: The file.
@@ -163,30 +164,32 @@ class Report:
         self.result: dict[str, Any] = {**head, "sections": known}
         print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
 
-    def section(self, name: str, rows: Rows, finish: Callable[[list], None] | None = None) -> None:
+    def section(
+        self,
+        name: str,
+        rows: Rows,
+        finish: Callable[[list], None] | None = None,
+        each: float = math.inf,
+    ) -> None:
         r"""Runs a section, if it is asked for.
 
         Arguments:
             name: Its name.
             rows: Its rows.
             finish: What completes rows that were measured, ratios for example.
+            each: The seconds that a row may take, so that the following have theirs.
         """
         if self.only and name not in self.only:
             return
         found: list[dict[str, Any]] = []
         begun = time.perf_counter()
         self.result["sections"][name] = {"rows": found}
-        limit = self.limit if self.end is None else min(self.limit, self.end - begun)
-        if limit <= 0:
-            rows = ()
+        end = begun + self.limit if self.end is None else min(begun + self.limit, self.end)
+        if end <= begun:
             found.append({"failed": "no time was left"})
-        try:
-            with limited(max(limit, 1.0)):
-                for label, row in guarded(rows):
-                    found.append(label | row)
-                    write_json(self.path, self.result)
-        except TimeoutError as error:  # while a row was written
-            found.append({"failed": reason(error)})
+        for label, row in guarded(rows, end, each):
+            found.append(label | row)
+            write_json(self.path, self.result)
         if finish is not None:
             finish([row for row in found if "failed" not in row])
         self.result["sections"][name]["took"] = time.perf_counter() - begun
@@ -194,35 +197,36 @@ class Report:
         print(f"\n## {name}, {time.perf_counter() - begun:.0f} s\n\n{table(found)}", flush=True)
 
 
-def guarded(rows: Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    r"""What rows give, or why they failed."""
+def guarded(
+    rows: Rows, end: float, each: float = math.inf
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    r"""What rows give, or why they failed, until it is too late; each has its seconds."""
     iterator = iter(rows)
-    while True:
+    while (left := end - time.perf_counter()) > 0:
         label: dict[str, Any] = {}
         try:
-            label, run = next(iterator)
-            row = run()
+            with limited(left):
+                label, run = next(iterator)
+            with limited(min(each, left)):
+                row = run()
         except StopIteration:
             return
-        except Exception as error:
+        except Exception as error:  # of compilers too, which make theirs of what stops them
             row = {"failed": reason(error)}
-            last = isinstance(error, TimeoutError) or not label  # or what makes rows has failed
-        else:
-            last = False
         yield label, row
-        if last:
+        if not label:  # what makes rows has failed
             return
 
 
 @contextmanager
 def limited(seconds: float):
-    r"""Raises a :class:`TimeoutError` where it takes longer; once only."""
+    r"""Raises a :class:`TimeoutError` where it takes longer, and again where that is caught."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"took more than {seconds:.0f} s")
+        raise TimeoutError(f"took more than {seconds:.3g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 20.0)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ The preset `era5-0.25deg` with fresh weights, which cost what trained ones do: a
 orbiter, against the plain way in the same run, see `windows.py`. Sections:
 
 - speed: what the device does at best;
-- parts: networks forward and in training, a state or a window each;
+- parts: networks forward and in training, a state or a window each, and kernels of attention;
 - guided: an evaluation, plain and ours, for 1, 2, 4 and 8 members;
 - inside: what an evaluation is made of;
 - profile: the kernels it spends its time in;
@@ -17,9 +17,9 @@ orbiter, against the plain way in the same run, see `windows.py`. Sections:
 - planet: the preset `planet` for many members;
 - reanalysis: whole ones by the trained model `planet`.
 
-Rows are on disk as they are found. A section that is cut off by its limit, or a row that does not
-fit in memory, says so, and the rest goes on until the seconds of the whole run are over; with
-`--only`, the file's other sections stay.
+Rows are on disk as they are found. A section or a row that is cut off by its limit, or one that
+does not fit in memory, says so, and the rest goes on until the seconds of the whole run are over;
+with `--only`, the file's other sections stay.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
     report.section("guided", *guided(main, arguments.members))
     report.section("inside", inside(main))
     report.section("profile", profile(main))
-    report.section("parts", parts(main, compiled))
+    report.section("parts", parts(main, compiled), each=95.0)
     report.section("observations", observed(main, counts, (1, 6, 12)))
     report.section("lengths", lengths(main, (24, 36, 48, 72) if cuda else (24, 36)))
     vars(main).pop("world", None)  # its memory is wanted

@@ -4,27 +4,28 @@ guided evaluation is made of, and its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from bench import AT_ONCE, Bench, Rows
 from common import matmul, measure, release
+from steps import make_step
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from windows import SIGMA
 
 from appa.diffusion.guidance.linear import Linearized
+from appa.nn import fusing
 from appa.solvers import gmres
-from appa.tasks.building import build_autoencoder, build_denoiser
 
 __all__ = ["inside", "parts", "profile", "speed"]
 
 
 def speed(bench: Bench) -> Rows:
-    r"""What the device does at best: matrices, memory, attention."""
+    r"""What the device does at best: matrices and memory."""
     device, cuda = bench.device, bench.device.type == "cuda"
     for name in dict.fromkeys((bench.precision, "float32")):
         yield (
@@ -37,120 +38,139 @@ def speed(bench: Bench) -> Rows:
         {"what": "copy"},
         lambda: {"GB/s": 8e-9 * len(x) / measure(lambda: y.copy_(x), device, 5)["seconds"]},
     )
-    section, n = bench.config.denoiser, bench.config.tokens
-    shape = (1, section.heads, n, section.width // section.heads)
-    dtype = getattr(torch, bench.precision)
-    q, k, v = torch.randn(3, *shape, device=device).to(dtype).requires_grad_().unbind(0)
-    flops = 4 * n**2 * section.width
-    kernels = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION") if cuda else ("MATH",)
-
-    def attend(kernel: str | None, back: bool) -> dict[str, Any]:
-        with nullcontext() if kernel is None else sdpa_kernel(getattr(SDPBackend, kernel)):
-            out = F.scaled_dot_product_attention(q, k, v)
-
-            def run() -> Any:
-                if back:
-                    return torch.autograd.grad(out, (q, k, v), out, retain_graph=True)
-                with torch.no_grad():
-                    return F.scaled_dot_product_attention(q, k, v)
-
-            took = measure(run, device, 5)["seconds"]
-        return {"ms": 1e3 * took, "TFLOP/s": (2.5 if back else 1) * flops / took / 1e12}
-
-    for kernel in (None, *kernels):
-        for back in (False, True):
-            what = f"attention, {(kernel or 'by default').lower()}{', backward' if back else ''}"
-            yield {"what": what}, lambda kernel=kernel, back=back: attend(kernel, back)
 
 
 def parts(bench: Bench, compiled: bool) -> Rows:
-    r"""Networks forward and in training, a state or a window each; what is compiled last, which
-    takes its time."""
-    yield from sorted(_parts(bench, compiled), key=lambda row: row[0]["way"] == "compiled")
+    r"""Networks forward and in training, a state or a window each. What targets are about comes
+    first: decoder, transformer and training steps our way. Then kernels of attention, other
+    batches, the plain way, and networks compiled as a whole, which takes its time."""
+    world, counts, config = bench.world, bench.counts, bench.config
+    model, most = world.model, min(24, world.window)
 
+    def row(part: str, way: str, n: int, run: Callable[[str, int], dict[str, Any]]) -> Any:
+        return {"part": part, "way": way, "batch": n}, lambda: run(way, n)
 
-def _parts(bench: Bench, compiled: bool) -> Rows:
-    world, counts, device = bench.world, bench.counts, bench.device
-    model, config = world.model, world.config
+    def whole(way: str, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return torch.compile(run, dynamic=False) if way == "compiled" else run
 
-    def decode(n: int, way: str) -> dict[str, Any]:
-        z, run = world.noisy(1)[0, :n], model.decode
-        if way == "compiled":
-            run = torch.compile(run, dynamic=False)
-        with torch.no_grad(), world.precision():
-            if way != "plain":
-                return bench.measure(lambda: run(z), counts["decode"], n)
-            with world.plainly():
-                return bench.measure(lambda: run(z), counts["decode"], n)
+    def decode(way: str, n: int) -> dict[str, Any]:
+        z, run = world.noisy(1)[0, :n], whole(way, model.decode)
+        plainly = world.plainly() if way == "plain" else nullcontext()
+        with torch.no_grad(), world.precision(), plainly:
+            return bench.measure(lambda: run(z), counts["decode"], n)
 
-    ways = [("plain", 1), ("appa", 1), ("appa", 4), ("appa", min(24, world.window))]
-    for way, n in [*ways, *([("compiled", 1), ("compiled", 4)] if compiled else [])]:
-        label = {"part": "decoder forward, a state", "way": way, "batch": n}
-        yield label, lambda way=way, n=n: decode(n, way)
-
-    def denoise(n: int, way: str) -> dict[str, Any]:
-        z, run = world.noisy(n), world.denoise
-        if way == "compiled":
-            run = torch.compile(run, dynamic=False)
-        with torch.no_grad(), world.precision():
+    def denoise(way: str, n: int) -> dict[str, Any]:
+        z, run = world.noisy(n), whole(way, world.denoise)
+        with torch.no_grad(), world.precision(), loosely(way):
             return bench.measure(lambda: run(z), counts["denoise"], n)
 
-    ways = [("appa", 1), ("appa", 4), *([("compiled", 1)] if compiled else [])]
-    for way, n in ways:
-        label = {"part": "transformer forward, a window", "way": way, "batch": n}
-        yield label, lambda way=way, n=n: denoise(n, way)
-
-    def back(n: int, way: str) -> dict[str, Any]:
-        z, run = world.noisy(n).requires_grad_(), world.denoise
+    def back(way: str, n: int) -> dict[str, Any]:
+        z, run = world.noisy(n).requires_grad_(), whole(way, world.denoise)
         if way == "compiled":
             import torch._functorch.config as functorch
 
             functorch.donated_buffer = False  # buffers outlive a backward pass that is repeated
-            run = torch.compile(run, dynamic=False)
-        with world.precision():
+        with world.precision(), loosely(way):
             mean = run(z)
         v = torch.ones_like(mean)
         return bench.measure(
             lambda: torch.autograd.grad(mean, z, v, retain_graph=True), counts["denoise back"], n
         )
 
-    for way, n in ways:
-        label = {"part": "transformer backward, a window", "way": way, "batch": n}
-        yield label, lambda way=way, n=n: back(n, way)
+    decoder, forward = "decoder forward, a state", "transformer forward, a window"
+    backward = "transformer backward, a window"
+    yield row(decoder, "appa", 4, decode)
+    yield row(forward, "appa", 1, denoise)
 
-    def step(network: str, way: str, n: int) -> dict[str, Any]:
-        with torch.device(device):
-            build = build_autoencoder if network == "autoencoder" else build_denoiser
-            net: Any = build(config, checkpointing=way == "plain").train()
-        if network == "autoencoder":
-            x = torch.randn(n, *config.state_shape, device=device)
-            if way != "plain" and device.type == "cuda":
-                net.to(memory_format=torch.channels_last)
-                x = x.to(memory_format=torch.channels_last)
-            arguments: tuple[Any, ...] = (x,)
-        else:
-            clock = torch.randn(n, world.window, 4, device=device)
-            x = world.noisy(n)
-            arguments = (x, torch.ones(n, device=device), clock)
+    units = {"autoencoder": "state", "denoiser": "window"}
 
-        def loss(*arguments: Any) -> Tensor:
-            return (net(*arguments).float() - x).square().mean()
+    def step(network: str, way: str, precision: str) -> Any:
+        label = {"part": f"{network} training step, a {units[network]}", "way": way, "batch": 1}
+        label |= {} if precision == bench.precision else {"precision": precision}
 
-        if way == "compiled":
-            loss = torch.compile(loss, dynamic=False)
+        def run() -> dict[str, Any]:
+            made = make_step(config, network, way, precision, bench.device)
+            return bench.measure(made, counts[f"{network} step"])
 
-        def update() -> None:
-            with world.precision():
-                value = loss(*arguments)
-            value.backward()
-            net.zero_grad(set_to_none=True)
+        return label, run
 
-        return bench.measure(update, counts[f"{network} step"], n)
+    ours = "appa" if compiled or bench.device.type == "cpu" else "eager"
+    for network in units:
+        yield step(network, ours, bench.precision)
+    yield row(backward, "appa", 1, back)
+    yield row(forward, "appa", 4, denoise)
+    yield from attention(bench)
+    yield row(decoder, "appa", 1, decode)
+    yield row(decoder, "appa", most, decode)
+    yield row(decoder, "plain", 1, decode)
+    if bench.device.type == "cuda":
+        yield row(forward, "nothing fused", 1, denoise)
+        yield row(backward, "nothing fused", 1, back)
+    yield row(backward, "appa", 4, back)
+    for network in units:
+        yield step(network, "plain", bench.precision)
+    if compiled:
+        for network in units:
+            own = getattr(config.training, network).precision
+            if own != bench.precision:  # as the preset has it
+                yield step(network, ours, own)
+        for network in units:
+            yield step(network, "eager", bench.precision)
+        yield row(decoder, "compiled", 4, decode)
+        yield row(forward, "compiled", 1, denoise)
+        yield row(backward, "compiled", 1, back)
 
-    for network, unit in (("autoencoder", "state"), ("denoiser", "window")):
-        for way in ("plain", "eager", *(["compiled"] if compiled else [])):
-            label = {"part": f"{network} training step, a {unit}", "way": way, "batch": 1}
-            yield label, lambda network=network, way=way: step(network, way, 1)
+
+@contextmanager
+def loosely(way: str) -> Iterator[None]:
+    r"""Nothing fused, if that is the way."""
+    kept = fusing.FUSED
+    fusing.FUSED = kept and way != "nothing fused"
+    try:
+        yield
+    finally:
+        fusing.FUSED = kept
+
+
+def attention(bench: Bench) -> Rows:
+    r"""Attention of one block as kernels have it, with their error against single precision. By
+    default torch chooses: cuDNN's on Hopper and datacenter Blackwell where it is recent enough (up
+    to 9.15.0 its results may be wrong for lengths that 128 does not divide, and 128 does not divide
+    ours), else flash attention."""
+    device, section, n = bench.device, bench.config.denoiser, bench.config.tokens
+    shape = (1, n, section.heads, section.width // section.heads)  # as projections give them
+    dtype = getattr(torch, bench.precision)
+    leaves = [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    flops = 4 * n**2 * section.width
+    cuda = device.type == "cuda"
+    kernels = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION") if cuda else ("MATH",)
+
+    def attend() -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in leaves)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def run(kernel: str | None, back: bool) -> dict[str, Any]:
+        with nullcontext() if kernel is None else sdpa_kernel(getattr(SDPBackend, kernel)):
+            out = attend()
+            g = torch.randn_like(out)
+            if back:
+                found = bench.measure(
+                    lambda: torch.autograd.grad(out, leaves, g, retain_graph=True), 2 * flops
+                )
+            else:
+                with torch.no_grad():
+                    found = bench.measure(attend, flops)
+        with sdpa_kernel(SDPBackend.MATH):  # of the first head
+            q, k, v = (x.detach()[:, :, :1].transpose(1, 2).float() for x in leaves)
+            right = F.scaled_dot_product_attention(q, k, v)
+        error = (out.detach()[:, :1].float() - right).norm() / right.norm()
+        return found | {"error": float(error)}
+
+    for back in (False, True):
+        for kernel in (None, *kernels):
+            way = "torch's choice" if kernel is None else kernel.lower().replace("_", " ")
+            label = {"part": f"attention {'backward' if back else 'forward'}, a block", "way": way}
+            yield label | {"batch": 1}, lambda kernel=kernel, back=back: run(kernel, back)
 
 
 def inside(bench: Bench) -> Rows:

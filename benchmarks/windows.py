@@ -47,8 +47,8 @@ from appa.observations.parts import Linear
 from appa.observations.stencils import Gather, StateSpace, Stencils
 from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.folders import NORMALS, gather
+from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.model import Model
-from appa.tasks.posterior import StatesLikelihood
 from appa.tasks.precision import Precision
 
 __all__ = ["SIGMA", "World", "operations"]

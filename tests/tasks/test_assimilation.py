@@ -27,9 +27,9 @@ from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.reading import read_observations
 from appa.observations.representation import Representation
 from appa.tasks.analyses import past_latents
+from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
-from appa.tasks.posterior import StatesLikelihood
 from appa.tasks.settings import Settings
 
 from . import small

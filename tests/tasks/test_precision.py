@@ -11,9 +11,9 @@ from appa.diffusion.guidance.mmps import MMPS
 from appa.observations.errors import WindowCovariance
 from appa.observations.operators import StateSpace, compile_observations
 from appa.tasks.folders import ModelError
+from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
-from appa.tasks.posterior import StatesLikelihood
 from appa.tasks.precision import Precision
 
 from . import small

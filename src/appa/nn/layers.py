@@ -293,9 +293,14 @@ class Rotation(nn.Module):
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         r"""Cosines and sines at positions :math:`(N, d)`, each with shape :math:`(N, D / 2)`."""
+        return self.turns(self.theta, positions)
+
+    @staticmethod
+    def turns(theta: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The same, given :math:`\theta`, with shape :math:`(d, D / 2)`."""
         # not a matrix product, which autocast would take in half precision: angles are large
-        dtype = torch.promote_types(self.theta.dtype, torch.float32)
-        phi = (positions[:, :, None].to(dtype) * self.theta.to(dtype)).sum(dim=1)
+        dtype = torch.promote_types(theta.dtype, torch.float32)
+        phi = (positions[:, :, None].to(dtype) * theta.to(dtype)).sum(dim=1)
         return phi.cos(), phi.sin()
 
     @staticmethod

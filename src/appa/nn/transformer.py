@@ -15,7 +15,8 @@ of queries and keys by learned angles. The noise level modulates each block, wit
 where :math:`s` are the tokens before their place is added.
 
 What does not depend on the token is computed once: the clock's share of the first projection, and
-the sine encoding's, which is a sum over coordinates.
+the sine encoding's, which is a sum over coordinates. What is done to each token between products
+is one kernel each on a GPU, see :func:`appa.nn.fusing.tokenwise`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,40 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .fusing import tokenwise
 from .layers import Rotation, SineEncoding
 
 __all__ = ["Attention", "Transformer", "TransformerBlock"]
+
+
+@tokenwise
+def _modulated(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    r"""Tokens standardized, scaled and shifted, in the precision of products."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return ((1 + a) * F.layer_norm(x, x.shape[-1:], eps=1e-5) + b).to(a.dtype)
+
+
+@tokenwise
+def _turned(x: Tensor, positions: Tensor, theta: Tensor, heads: int) -> tuple[Tensor, ...]:
+    r"""Queries and keys :math:`(B, N, 2 D)` divided by the root mean square of each head's
+    channels, and rotated, with shape :math:`(B, N, H, D / H)` each."""
+    cos, sin = (y.unflatten(-1, (heads, -1)) for y in Rotation.turns(theta, positions))
+    # in single precision: half of it has no squares of what is beyond 256
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    turned = []
+    for y in x.unflatten(-1, (2, heads, -1)).unbind(2):
+        y = y.to(dtype)
+        y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + 1e-5)
+        turned.append(Rotation.rotate(y, cos, sin).to(x.dtype))
+    return tuple(turned)
+
+
+@tokenwise
+def _mixed(x: Tensor, y: Tensor, s: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    r"""Tokens, what a block makes of them, and what they were in the beginning, added to keep
+    their variance."""
+    x = (x + c * y) * torch.rsqrt(1 + c * c)
+    return (x + d * s) * torch.rsqrt(1 + d * d)
 
 
 class Attention(nn.Module):
@@ -52,18 +84,13 @@ class Attention(nn.Module):
             x: The tokens, with shape :math:`(B, N, D)`.
             positions: Their places, with shape :math:`(N, 3)`.
         """
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        cos, sin = self.rotation.angles(positions)
-        cos, sin = (y.unflatten(-1, (self.heads, -1)).transpose(0, 1) for y in (cos, sin))
-        q, k = (self.rotation.rotate(self.normalize(y), cos, sin).to(v.dtype) for y in (q, k))
+        qk, v = self.qkv(x).split((2 * x.shape[-1], x.shape[-1]), dim=-1)
+        q, k = _turned(qk, positions, self.rotation.theta, self.heads)
+        v = v.unflatten(-1, (self.heads, -1))
+        # Tokens slowest in memory, as attention's output then is: no copy is made of it.
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v)
         return self.out(y.transpose(1, 2).flatten(-2))
-
-    @staticmethod
-    def normalize(x: Tensor) -> Tensor:
-        r"""Divides each head's channels by their root mean square, in single precision."""
-        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5)
 
 
 class TransformerBlock(nn.Module):
@@ -96,10 +123,9 @@ class TransformerBlock(nn.Module):
             positions: The tokens' places, with shape :math:`(N, 3)`.
         """
         a, b, c, d = self.modulation(c).unsqueeze(-2).chunk(4, dim=-1)
-        y = (1 + a) * F.layer_norm(x, x.shape[-1:], eps=1e-5) + b
+        y = _modulated(x, a, b)
         y = self.mlp(y + self.attention(y, positions))
-        x = (x + c * y) * torch.rsqrt(1 + c * c)
-        return (x + d * s) * torch.rsqrt(1 + d * d)
+        return _mixed(x, y, s, c, d)
 
 
 class Transformer(nn.Module):

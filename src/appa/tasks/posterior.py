@@ -1,13 +1,6 @@
-r"""The posterior of latents over a period, given observations of states.
-
-An observation :math:`y = \mathcal{M}(x) + \eta` of the state :math:`x = D_\psi(z) + r` is one of
-the latent through the decoder,
-
-.. math:: y = \mathcal{M}(D_\psi(z)) + \eta + M r , \qquad
-    \Sigma_y = \mathbb{V}[\eta] + M \, \mathbb{V}[r] \, M^\top ,
-
-with :math:`M` the Jacobian of :math:`\mathcal{M}`: what the decoder cannot express is part of its
-error. Only hours that are observed are decoded.
+r"""The posterior of latents over a period, given observations of states: windows with what is
+observed of each (:class:`appa.tasks.likelihood.StatesLikelihood`), drawn one after another or
+composed.
 """
 
 from __future__ import annotations
@@ -18,14 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..diffusion.likelihood import (
     HoursLikelihood,
     Likelihood,
     NumberedLikelihood,
     StackedLikelihood,
-    probed_gain,
 )
 from ..diffusion.sampling import Keeper, Noise, draw, hour_number
 from ..diffusion.sequential import draw_sequential, schedule
@@ -34,102 +25,14 @@ from ..observations.errors import WindowCovariance
 from ..observations.operators import HourOperator, StateSpace
 from ..observations.representation import Representation
 from ..observations.residual import STREAM, ResidualSampler
+from .likelihood import StatesLikelihood
 from .model import Model
 from .precision import Precision
 from .settings import Settings
 
-__all__ = ["Posterior", "StatesLikelihood"]
-
-Group = Sequence[tuple[int, HourOperator]]  # hours of a window, and what is seen of them
+__all__ = ["Posterior"]
 
 MANY = 50_000_000  # observations whose errors' covariance is kept
-
-
-class StatesLikelihood:
-    r"""Creates the likelihood of a window's latents, given observations of their states.
-
-    Arguments:
-        model: The model, whose decoder is used.
-        operators: The observations of each hour of the window, :py:`None` where there are none.
-        covariance: The covariance of their errors.
-        at_once: The number of hours that are decoded at once. With fewer than are observed, less
-            memory is taken and more is computed: decodings are not kept for products with the
-            Jacobian and its transpose, but done again.
-        precision: That of the decoder, by default single. All else is in single precision.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        operators: Sequence[HourOperator | None],
-        covariance: WindowCovariance,
-        at_once: int | None = None,
-        precision: Precision | None = None,
-    ):
-        self.model, self.covariance = model, covariance
-        self.precision = precision or Precision("float32", model.device)
-        seen = [(hour, op) for hour, op in enumerate(operators) if op is not None]
-        size = at_once or len(seen)
-        self.groups = [seen[i : i + size] for i in range(0, len(seen), size)]
-        self._gain: Tensor | None = None
-        curved = torch.cat([op.curved for _, op in seen])
-        #: Which observations are of a curved observable, if any.
-        self.curved = curved if bool(curved.any()) else None
-
-    @property
-    def variance(self) -> Tensor:
-        return self.covariance.variance
-
-    def departure(self, z: Tensor) -> Tensor:
-        return torch.cat([self._departure(g, self._decode(g, z)) for g in self.groups], dim=1)
-
-    def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        if len(self.groups) == 1:
-            departure, product = self._linearize(self.groups[0], z)
-            return departure, product
-
-        def products(w: Tensor) -> Tensor:
-            # one group's linearization at a time is kept
-            return torch.cat([self._linearize(g, z.detach())[1](w) for g in self.groups], dim=1)
-
-        parts: list[Any] = [_Again.apply(z, self, group) for group in self.groups]
-        return torch.cat(parts, dim=1), products
-
-    def _linearize(self, group: Group, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        hours = [hour for hour, _ in group]
-        with self.precision():
-            x, changes = self.model.linearize(z[:, hours])
-        states = x.detach().unbind(1)
-
-        def product(w: Tensor) -> Tensor:
-            with self.precision():
-                dx = changes(w[:, hours]).unbind(1)
-            # hour by hour in the precision of what observes them
-            each = zip(group, states, dx, strict=True)
-            parts = [op.tangent(_single(at), _single(by)) for (_, op), at, by in each]
-            return torch.cat(parts, dim=1)
-
-        return self._departure(group, x), product
-
-    def _decode(self, group: Group, z: Tensor) -> Tensor:
-        with self.precision():
-            return self.model.decode(z[:, [hour for hour, _ in group]])
-
-    def _departure(self, group: Group, x: Tensor) -> Tensor:
-        # unbound, since the derivative of each hour's selection would be of all hours' size
-        states = x.unbind(1)  # (B, C, H, W) each
-        return torch.cat([op.departure(states[k]) for k, (_, op) in enumerate(group)], dim=1)
-
-    def whiten(self, v: Tensor, transposed: bool = False) -> Tensor:
-        return self.covariance.whiten(v, transposed)
-
-    def gain(self, z: Tensor) -> Tensor:
-        if self._gain is None:
-            self._gain = probed_gain(self, z)
-        return self._gain
-
-    def members(self, chosen: slice) -> StatesLikelihood:
-        return self
 
 
 class Posterior:
@@ -172,9 +75,6 @@ class Posterior:
         self.window = model.config.window
         self._likelihoods: dict[tuple[int, ...], StatesLikelihood] = {}
         self.space = StateSpace.of(model) if model.standardizer is not None else None
-        # what latents were trained with, in their standardized unit
-        noise = model.config.autoencoder.latent_noise or 1e-2
-        self.noise = (noise / model.latent_scale).view(-1, 1, 1)
         self.sequential = settings.sequential(len(times), self.window, self.given)
 
     @property
@@ -287,7 +187,7 @@ class Posterior:
                 members,
                 observe=observe,
                 known=known,
-                noise=self.noise,
+                noise=self.model.latent_noise,
                 past=self.settings.past,
                 lag=self._lag,
                 new=self.settings.new,
@@ -369,28 +269,6 @@ class Posterior:
         if not given:
             return seen
         assert known is not None
-        hours = HoursLikelihood(known[:, start : start + given], range(given), self.noise)
+        noise = self.model.latent_noise
+        hours = HoursLikelihood(known[:, start : start + given], range(given), noise)
         return hours if seen is None else StackedLikelihood([seen, hours])
-
-
-class _Again(torch.autograd.Function):
-    r"""Departures of a group of hours, whose decoder is linearized when gradients are asked for."""
-
-    @staticmethod
-    def forward(ctx, z: Tensor, likelihood: StatesLikelihood, group: Group) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.likelihood, ctx.group = likelihood, group
-        return likelihood._departure(group, likelihood._decode(group, z))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, u: Tensor) -> tuple[Tensor, None, None]:
-        with torch.enable_grad():
-            z = ctx.saved_tensors[0].detach().requires_grad_()
-            departure = ctx.likelihood._linearize(ctx.group, z)[0]
-        return torch.autograd.grad(departure, z, u)[0], None, None
-
-
-def _single(x: Tensor) -> Tensor:
-    r"""In single precision at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
