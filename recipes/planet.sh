@@ -63,7 +63,7 @@ for step in $STEPS; do
             out=$RUN/scores
             [ $mode = composed ] && out=$out/composed
             $APPA score prior "$RUN" --data "$STATES" --climatology planet --out "$out" \
-                --mode $mode --members 48 --steps 36 --batch 24
+                --mode $mode --members 48 --batch 24
         done
         ;;
     *)

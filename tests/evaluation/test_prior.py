@@ -320,7 +320,8 @@ def test_summary(scores):
 def test_draws_are_for_the_dates_of_the_windows(store, scores):
     r"""The first member, drawn by itself."""
     first = scores["example_time"].values[0]
-    z = draw(model().denoiser, first + np.arange(8) * np.timedelta64(1, "h"), [0], stride=4, seed=0)
+    one, hours = model(), first + np.arange(8) * np.timedelta64(1, "h")
+    z = draw(one.denoiser, hours, [0], stride=4, seed=0, steps=one.config.sampling.steps)
     expected = MEAN[0] + STD[0] * z[0, 0, 0].numpy()
     found = scores["example"].sel(length=8, source="draws", mapped="t2m")
     np.testing.assert_allclose(found, expected, rtol=1e-4)

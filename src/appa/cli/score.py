@@ -94,7 +94,9 @@ def prior(
     stride: Annotated[
         int | None, typer.Option(min=1, help="Hours between windows, instead of the model's.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the sampler.")] = 64,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the sampler, instead of the model's.")
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(help="Beyond a window: composed or sequential windows, or auto."),

@@ -26,8 +26,7 @@ from ..diffusion.sampling import Noise, hour_numbers
 from ..errors import DataError
 from ..observations.residual import STREAM, ResidualSampler
 from ..progress import progress
-from ..tasks.prior import draw_prior, evaluations
-from ..tasks.settings import Settings
+from ..tasks.prior import draw_prior, evaluations, prior_settings
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
@@ -52,7 +51,7 @@ def score_prior(
     members: int = 64,
     hours: Sequence[int] = (24, 72),
     stride: int | None = None,
-    steps: int = 64,
+    steps: int | None = None,
     mode: str | None = None,
     split: str | tuple[Any, Any] | None = "test",
     channels: Sequence[str] | None = None,
@@ -71,7 +70,7 @@ def score_prior(
         members: The number of trajectories of each length.
         hours: Their lengths :math:`L`.
         stride: The hours :math:`\Delta` between windows, by default the configuration's.
-        steps: The steps of the sampler.
+        steps: The steps of the sampler, by default the configuration's.
         mode: Beyond a window, `sequential`, windows one after the other, or `composed`; by default
             the configuration's.
         split: As in :func:`appa.evaluation.reconstruction.score_autoencoder`.
@@ -111,12 +110,12 @@ def score_prior(
         windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
         for length in hours
     ]
-    settings = Settings.of(model.config, mode=mode, stride=stride, steps=steps)
+    settings = prior_settings(model.config, mode=mode, stride=stride, steps=steps)
     counts = [evaluations(length, window, settings) for length in hours]
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
 
     parts = []
-    with progress(steps * total, "drawing and scoring", "evaluations of a window") as p:
+    with progress(settings.steps * total, "drawing and scoring", "evaluations of a window") as p:
         for length, loader in zip(hours, loaders, strict=True):
             sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
             for x, dates in loader:
@@ -154,7 +153,7 @@ def score_prior(
         "members": members,
         "stride": stride,
         "window": window,
-        "steps": steps,
+        "steps": settings.steps,
         "seed": seed,
     }
     drawn = "none" if remainder is None else "drawn"

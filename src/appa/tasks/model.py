@@ -253,7 +253,7 @@ class Model:
         members: int = 1,
         seed: int = 0,
         stride: int | None = None,
-        steps: int = 64,
+        steps: int | None = None,
         mode: str | None = None,
         batch: int = 8,
         residual: bool = True,
@@ -266,7 +266,7 @@ class Model:
             members: The number of draws :math:`M`.
             seed: The seed. A member depends on the seed and its number alone.
             stride: The hours between windows, by default the configuration's.
-            steps: The steps of the sampler, one evaluation of the denoiser each.
+            steps: The steps of the sampler, by default the configuration's.
             mode: `sequential`, windows one after the other, or `composed`; by default the
                 configuration's, and as that says, beyond a window, `sequential`.
             batch: The number of windows denoised, and of states decoded, at once.
@@ -278,13 +278,12 @@ class Model:
         Example:
             >>> appa.load("planet").sample("2021-03-21T00", hours=24, members=4)
         """
-        from .prior import draw_prior
-        from .settings import Settings
+        from .prior import draw_prior, prior_settings
 
         stride = self.config.sampling.stride if stride is None else stride
         window = self.config.window
         for name, value in (("hours", hours), ("members", members), ("steps", steps)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise DataError(f"{name} must be 1 or more, found {value}")
         if not 1 <= stride <= window or (window - stride) % 2:
             raise DataError(
@@ -295,7 +294,7 @@ class Model:
         if first.ndim or first != first.astype("datetime64[h]"):
             raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
         times = first + np.arange(hours) * np.timedelta64(3600, "s")
-        settings = Settings.of(self.config, mode=mode, stride=stride, steps=steps)
+        settings = prior_settings(self.config, mode=mode, stride=stride, steps=steps)
         z = draw_prior(self, times, range(members), settings, seed=seed, batch=batch)
         r = None
         if residual and self.representation is not None:

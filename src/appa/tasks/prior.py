@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..config import Config
 from ..data.clock import as_datetime64
 from ..diffusion.sampling import draw
 from ..diffusion.sequential import draw_sequential, schedule
@@ -20,7 +21,16 @@ from ..progress import progress
 from .model import Model
 from .settings import Settings
 
-__all__ = ["draw_prior", "evaluations"]
+__all__ = ["draw_prior", "evaluations", "prior_settings"]
+
+
+def prior_settings(config: Config, **chosen: Any) -> Settings:
+    r"""The configuration's settings but for what is chosen, see :meth:`Settings.of`.
+
+    Where hours before are all that is given, solves need not be as close as with observations:
+    hours drawn again agree with those given to within the noise of latents either way.
+    """
+    return Settings.of(config, **{"iterations": 8, "tolerance": 0.05} | chosen)
 
 
 def evaluations(hours: int, window: int, settings: Settings) -> int:
