@@ -53,7 +53,7 @@ def test_a_few_minutes_on_a_laptop(tmp_path, monkeypatch):
     exec(compile(lines, "training.md", "exec"), scope)
     assert dict(scope["draws"].sizes) == {
         "member": 2,
-        "time": 24,
+        "time": 8,
         "level": 13,
         "latitude": 48,
         "longitude": 96,

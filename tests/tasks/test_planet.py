@@ -111,7 +111,7 @@ def test_all_of_a_state_observed(model, truth, represented):
     if represented:
         few = {"steps": 4, "iterations": 4, "tolerance": 0.0}
     else:
-        few = {"steps": 12, "iterations": 6, "tolerance": 0.0}
+        few = {"steps": 10, "iterations": 6, "tolerance": 0.0}
         few |= {"representation": "none", "residual": False}
     settings = Settings.of(model.config, "draft", **few)
     start = hour["time"].values[0]
