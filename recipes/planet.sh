@@ -6,8 +6,9 @@
 #   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
 #                                            some of the steps, their data elsewhere
 #
-# The data take 91 GB, and those of planet-large's autoencoder 75 GB more. Each step goes on where it was when it is killed and called again, and is
-# skipped where it is done. `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
+# The data take 91 GB, and those of planet-large's autoencoder 75 GB more. Each step goes on where
+# it was when it is killed and called again, and is skipped where it is done. `runs/PRESET` holds
+# the model, `runs/PRESET/scores` what it is worth.
 set -eu
 
 PRESET=${1:-planet}
@@ -34,8 +35,8 @@ for step in $STEPS; do
         ;;
     single)
         # A large autoencoder would learn three days out of fifteen by heart: it has states of all
-        # days of the same trajectories, every six hours.
-        [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" --members 36 --held-out 2 \
+        # days, every six hours.
+        [ "$SINGLE" = "$STATES" ] || [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" --members 36 --held-out 2 \
             --first-year 1901 --days 360 --every 6
         ;;
     autoencoder)
@@ -59,12 +60,9 @@ for step in $STEPS; do
             --every 5000 --validate-every 2000 --workers "$WORKERS"
         ;;
     score-prior)
-        for mode in sequential composed; do
-            out=$RUN/scores
-            [ $mode = composed ] && out=$out/composed
-            $APPA score prior "$RUN" --data "$STATES" --climatology planet --out "$out" \
-                --mode $mode --members 48 --batch 24
-        done
+        scores="--data $STATES --climatology planet --members 48 --batch 24"
+        $APPA score prior "$RUN" $scores --out "$RUN/scores"
+        $APPA score prior "$RUN" $scores --hours 72 --mode composed --out "$RUN/scores/composed"
         ;;
     *)
         echo "unknown step $step; steps: simulate single autoencoder score-autoencoder representation" \

@@ -60,15 +60,16 @@ class Model:
         self.target: dict[str, float] = TARGETS.get(name, {})
         #: The summary of the longest draws, by how they were drawn, where that is beyond a window.
         self.longer: dict[str, dict[str, Any]] = {}
-        for part in (folder, folder / COMPOSED):
+        if (folder / "prior.json").exists():
+            self.prior = load_summary(folder, "prior")
+        for part in (folder, folder / COMPOSED) if self.prior else ():
             if not (part / "prior.json").exists():
                 continue
             summary = load_summary(part, "prior")
-            self.prior = self.prior or summary
             longest = max(summary["lengths"], key=int)
             if int(longest) > summary["window"]:
                 mode = WORDS[summary.get("mode", COMPOSED)]
-                self.longer[mode] = summary["lengths"][longest]
+                self.longer[f"{longest} h {mode}"] = summary["lengths"][longest]
 
     @property
     def draws(self) -> xr.Dataset:
@@ -150,9 +151,11 @@ def weights(models: Sequence[Model]) -> str:
     rows = []
     for model in models:
         about = model.autoencoder["model"]
-        count = (about[f"{k}_parameters"] / 1e6 for k in ("autoencoder", "denoiser"))
-        cost = (about[f"{k}_gflop"] for k in ("encoder", "decoder", "denoiser"))
-        cells = (*(f"{n:.1f} M" for n in count), *(f"{n:.2f}" for n in cost))
+        count = [f"{about[f'{k}_parameters'] / 1e6:.1f} M" for k in ("autoencoder", "denoiser")]
+        cost = [f"{about[f'{k}_gflop']:.2f}" for k in ("encoder", "decoder", "denoiser")]
+        if not model.prior:  # nor a denoiser
+            count[-1] = cost[-1] = "·"
+        cells = (*count, *cost)
         rows.append([model.name, f"{about['compression']:.0f}×", *cells])
     heads = ("model", "compression", "autoencoder", "denoiser")
     hours = models[0].autoencoder["model"]["window"]
@@ -166,14 +169,17 @@ def commands(models: Sequence[Model]) -> str:
         run = f"runs/{model.name}"
         where = f"--climatology planet --out {run}/scores"
         scored = model.name if model.autoencoder.get("scored") == model.name else run
-        data = f"{scored} --data work/planet.zarr"
-        train = " --train-data work/planet.zarr" if "rmse_train" in model.autoencoder else ""
+        store = f"work/{Path(model.reconstruction.attrs['store']).name}"
+        data = f"{scored} --data {store}"
+        train = f" --train-data {store}" if "rmse_train" in model.autoencoder else ""
         states = f"--states {model.autoencoder['states']}"
         lines.append(f"    appa score autoencoder {data}{train} \\\n        {states} {where}")
         for part in ("", f"/{COMPOSED}"):
             if not (model.folder / part[1:] / "prior.json").exists():
                 continue
             prior = load_summary(model.folder / part[1:], "prior")
+            store = load_scores(model.folder / part[1:], "prior").attrs["store"]
+            data = f"{scored} --data work/{Path(store).name}"
             hours = ",".join(sorted(prior["lengths"], key=int))
             how = f"--members {prior['members']} --hours {hours} --steps {prior['steps']}"
             how += f" --mode {prior.get('mode', COMPOSED)}"

@@ -146,8 +146,8 @@ def test_page_of_results(folder, tmp_path, monkeypatch):
     assert "| compression | ≥ 120× | 4× | **no** |" in text  # of one without a prior
     long = load_summary(tmp_path / "scores" / "composed", "prior")["lengths"]["16"]
     least = long["variance_by_hour"]["least"]
-    assert re.search(rf"{least:.2f} to [0-9.]+ of the truth's \(planet, composed\)", text)
-    assert "draws less truth, window after window |" in text
+    assert re.search(rf"{least:.2f} to [0-9.]+ of the truth's \(planet, 16 h composed\)", text)
+    assert "draws less truth, 16 h window after window |" in text
     rho = load_summary(tmp_path / "scores", "prior")["lengths"]["8"]["autocorrelation"]["z500"]["1"]
     assert f"| z500 | {rho['draws']:.3f} ({rho['truth']:.3f}) |".replace("-", "−") in text
     shown = re.findall(r"\(figures/(.*?)\)", text)

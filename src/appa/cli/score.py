@@ -99,7 +99,7 @@ def prior(
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="Beyond a window: composed or sequential windows, or auto."),
+        typer.Option(help="Beyond a window: sequential, as by default, or composed windows."),
     ] = None,
     split: SplitOption = "test",
     batch: Annotated[int, typer.Option(min=1, help="Trajectories at once.")] = 4,

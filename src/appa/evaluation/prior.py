@@ -71,8 +71,8 @@ def score_prior(
         hours: Their lengths :math:`L`.
         stride: The hours :math:`\Delta` between windows, by default the configuration's.
         steps: The steps of the sampler, by default the configuration's.
-        mode: Beyond a window, `sequential`, windows one after the other, or `composed`; by default
-            the configuration's.
+        mode: Beyond a window, `sequential`, windows one after the other, as by default, or
+            `composed`.
         split: As in :func:`appa.evaluation.reconstruction.score_autoencoder`.
         channels: The channels scored, by default the surface fields and all others on the levels
             :data:`appa.evaluation.reconstruction.LEVELS`.
@@ -115,7 +115,7 @@ def score_prior(
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
 
     parts = []
-    with progress(settings.steps * total, "drawing and scoring", "evaluations of a window") as p:
+    with progress(settings.steps * total, "drawing and scoring", "steps of windows") as p:
         for length, loader in zip(hours, loaders, strict=True):
             sources = {name: Trajectories(domain, climate, length) for name in SOURCES}
             for x, dates in loader:

@@ -121,6 +121,8 @@ def _kernel(function: Callable[..., Any], rows: bool = False) -> Callable[..., A
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # dynamo's own are, and those of compilers and of launches
+            if isinstance(error.__cause__, TimeoutError):  # a caller's
+                raise
             warnings.warn(f"{function.__name__} is not compiled: {error}", stacklevel=3)
             compiled[:] = [function]
             return function(*arguments)

@@ -267,8 +267,8 @@ class Model:
             seed: The seed. A member depends on the seed and its number alone.
             stride: The hours between windows, by default the configuration's.
             steps: The steps of the sampler, by default the configuration's.
-            mode: `sequential`, windows one after the other, or `composed`; by default the
-                configuration's, and as that says, beyond a window, `sequential`.
+            mode: Beyond a window, `sequential`, windows one after the other, as by default, or
+                `composed`.
             batch: The number of windows denoised, and of states decoded, at once.
             residual: Whether what the decoder cannot express is drawn too, where it is known.
 

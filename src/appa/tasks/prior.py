@@ -17,20 +17,32 @@ from ..data.clock import as_datetime64
 from ..diffusion.sampling import draw
 from ..diffusion.sequential import draw_sequential, schedule
 from ..diffusion.trajectory import padded_length
+from ..machine import free_memory
 from ..progress import progress
+from .memory import Memory
 from .model import Model
+from .precision import Precision
 from .settings import Settings
 
 __all__ = ["draw_prior", "evaluations", "prior_settings"]
 
 
 def prior_settings(config: Config, **chosen: Any) -> Settings:
-    r"""The configuration's settings but for what is chosen, see :meth:`Settings.of`.
+    r"""How the prior is drawn where nothing else is chosen, see :meth:`Settings.of`.
 
-    Where hours before are all that is given, solves need not be as close as with observations:
-    hours drawn again agree with those given to within the noise of latents either way.
+    The sampler is `multistep` and the mode `auto` whatever the configuration has: the published
+    sampler loses variance on its own grid of noise levels, and composed windows lose it. Where
+    hours before are all that is given, solves need not be as close as with observations: hours
+    drawn again agree with those given to within the noise of latents either way.
     """
-    return Settings.of(config, **{"iterations": 8, "tolerance": 0.05} | chosen)
+    sampling = config.sampling
+    ours = {
+        "sampler": "multistep",
+        "mode": "auto",
+        "iterations": min(sampling.iterations, 8),
+        "tolerance": max(sampling.tolerance, 0.05),
+    }
+    return Settings.of(config, **ours | {k: v for k, v in chosen.items() if v is not None})
 
 
 def evaluations(hours: int, window: int, settings: Settings) -> int:
@@ -60,7 +72,8 @@ def draw_prior(
         members: Which members :math:`M`.
         settings: How they are drawn; without observations no window has a lag.
         seed: The seed.
-        batch: The number of windows denoised at once. By default, all.
+        batch: The number of windows denoised at once at most, by default as many as fit in memory
+            where windows are given hours before, and else all.
         advance: What is called after every step with the windows of a member it denoised, instead
             of showing progress.
 
@@ -71,14 +84,15 @@ def draw_prior(
     window, length = model.config.window, hours.shape[-1]
     count = evaluations(length, window, settings)
     if advance is None:
-        with progress(settings.sampler_of().steps * count, "drawing", unit="windows") as bar:
+        with progress(settings.sampler_of().steps * count, "drawing", unit="steps") as bar:
             return draw_prior(
                 model, dates, members, settings, seed=seed, batch=batch, advance=bar.advance
             )
     sampler = settings.sampler_of()
+    denoiser = Precision.of(settings, model.device).denoiser(model.denoiser)
     if not settings.sequential(length, window):
         return draw(
-            model.denoiser,
+            denoiser,
             hours,
             members,
             stride=settings.stride,
@@ -87,8 +101,10 @@ def draw_prior(
             sampler=sampler,
             advance=lambda: advance(count),
         )
+    # products of guidance keep graphs, which windows drawn without it do not
+    most, _ = Memory.of(model, settings).affordable(free_memory(model.device), 0, 0, 0)
     return draw_sequential(
-        model.denoiser,
+        denoiser,
         hours,
         members,
         guidance=settings.guidance_of(),
@@ -98,6 +114,6 @@ def draw_prior(
         past=settings.past,
         new=settings.new,
         sweeps=settings.sweeps,
-        batch=batch,
+        batch=min(batch or most, most),
         advance=lambda: advance(1),
     )
