@@ -36,8 +36,8 @@ for step in $STEPS; do
     single)
         # A large autoencoder would learn three days out of fifteen by heart: it has states of all
         # days, every six hours.
-        [ "$SINGLE" = "$STATES" ] || [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" --members 36 --held-out 2 \
-            --first-year 1901 --days 360 --every 6
+        [ "$SINGLE" = "$STATES" ] || [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" \
+            --members 36 --held-out 2 --first-year 1901 --days 360 --every 6
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$SINGLE" --out "$RUN" \

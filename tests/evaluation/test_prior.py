@@ -341,8 +341,7 @@ def test_one_bar_counts_all_there_is_to_draw(store, monkeypatch):
             yield p
 
     monkeypatch.setattr("appa.evaluation.prior.progress", shown)
-    for module in ("diffusion.sampling", "tasks.prior"):
-        monkeypatch.setattr(f"appa.{module}.progress", shown)
+    monkeypatch.setattr("appa.tasks.prior.progress", shown)
     options = {"members": 5, "hours": [8, 16], "stride": 4, "steps": 2, "batch": 4}
     for mode in ("composed", "sequential"):  # one after the other they are as many here
         told = {"climatology": climatology(), "channels": ["t2m"], "mode": mode}

@@ -1,6 +1,7 @@
 r"""What is fused against what is not. Kernels are traced as on a GPU, but run operation by
 operation: making them would take most of the time."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -37,12 +38,14 @@ def arguments(requires=()):
     return found
 
 
-def products(net):
-    r"""A transformer's output without a graph and with it, and two products from one graph."""
+def products(net, precision=nullcontext):
+    r"""A transformer's output without a graph and with it, and two products from one graph, which
+    are taken outside of the context of a precision, as guidance takes them."""
     z, c, clock = (x.to(net.positions) for x in inputs())
-    with torch.no_grad():
-        alone = net(z, c, clock)
-    y = net(z.requires_grad_(), c, clock)
+    with precision():
+        with torch.no_grad():
+            alone = net(z, c, clock)
+        y = net(z.requires_grad_(), c, clock)
     v = torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype).to(y)
     back = [torch.autograd.grad(y, z, u, retain_graph=True)[0] for u in (v, v.flip(1))]
     return [alone, y.detach(), *back]
@@ -73,11 +76,11 @@ def test_kernels_of_a_gpu_are_the_same(monkeypatch):
     net = transformer().requires_grad_(False).cuda()
     for kind, error in ((torch.float64, 1e-12), (torch.float16, 10 * 2.0**-11)):
         net.double() if kind == torch.float64 else net.float()
-        with torch.autocast("cuda", kind, enabled=kind == torch.float16):
-            found = products(net)
-            with monkeypatch.context() as plain:
-                plain.setattr(fusing, "FUSED", False)
-                expected = products(net)
+        precision = partial(torch.autocast, "cuda", kind, enabled=kind == torch.float16)
+        found = products(net, precision)
+        with monkeypatch.context() as plain:
+            plain.setattr(fusing, "FUSED", False)
+            expected = products(net, precision)
         for a, b in zip(found, expected, strict=True):
             assert (a - b).abs().max() < error * b.abs().max()
 

@@ -33,7 +33,6 @@ from azula.sample import xEABSampler
 from torch import Tensor
 
 from ..data.clock import as_datetime64
-from ..progress import progress
 from .denoiser import Denoiser
 from .guidance import Guidance
 from .likelihood import Likelihood
@@ -211,7 +210,7 @@ def draw(
     sampler: Sampler | None = None,
     guidance: Guidance | None = None,
     likelihoods: Sequence[Likelihood | None] = (),
-    advance: Callable[[], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
     keeper: Keeper | None = None,
     name: str = "draw",
 ) -> Tensor:
@@ -229,7 +228,7 @@ def draw(
         sampler: The sampler, by default `multistep` with that many steps.
         guidance: How observations guide windows.
         likelihoods: What is observed of each window, see :class:`TrajectoryDenoiser`.
-        advance: What is called after every step instead of showing progress.
+        advance: What is called after every step.
         keeper: Where to keep each step, see :func:`integrate`.
         name: The name it is kept under.
 
@@ -245,24 +244,18 @@ def draw(
     sampler = sampler or Sampler(steps=steps)
     shape = (trajectory.clock.shape[1], *denoiser.latent_shape)
     place = next(denoiser.parameters())
-
-    def run(advance: Callable[[], None]) -> Tensor:
-        return integrate(
-            trajectory.mean,
-            shape,
-            sampler,
-            denoiser.schedule,
-            Noise(seed, members, hour_numbers(hours)),
-            place,
-            advance=advance,
-            keeper=keeper,
-            name=name,
-        )
-
-    if advance is not None:
-        return run(advance)[:, :length]
-    with progress(sampler.steps, "drawing", unit="steps") as bar:
-        return run(bar.advance)[:, :length]
+    z = integrate(
+        trajectory.mean,
+        shape,
+        sampler,
+        denoiser.schedule,
+        Noise(seed, members, hour_numbers(hours)),
+        place,
+        advance=advance,
+        keeper=keeper,
+        name=name,
+    )
+    return z[:, :length]
 
 
 def hour_number(hours: np.ndarray) -> int:

@@ -26,7 +26,7 @@ from ..diffusion.sampling import Noise, hour_numbers
 from ..errors import DataError
 from ..observations.residual import STREAM, ResidualSampler
 from ..progress import progress
-from ..tasks.prior import draw_prior, evaluations, prior_settings
+from ..tasks.prior import draw_prior, prior_settings, window_count
 from .reconstruction import fine_energy, named, relative_steps, resolved, seam, shown
 from .spectra import QUANTILES, truncation, wavelength
 from .streaming import Climate, Domain, batches, open_climatology, windows
@@ -111,7 +111,7 @@ def score_prior(
         for length in hours
     ]
     settings = prior_settings(model.config, mode=mode, stride=stride, steps=steps)
-    counts = [evaluations(length, window, settings) for length in hours]
+    counts = [window_count(length, window, settings) for length in hours]
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
 
     parts = []

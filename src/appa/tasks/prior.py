@@ -24,7 +24,7 @@ from .model import Model
 from .precision import Precision
 from .settings import Settings
 
-__all__ = ["draw_prior", "evaluations", "prior_settings"]
+__all__ = ["draw_prior", "prior_settings", "window_count"]
 
 
 def prior_settings(config: Config, **chosen: Any) -> Settings:
@@ -45,7 +45,7 @@ def prior_settings(config: Config, **chosen: Any) -> Settings:
     return Settings.of(config, **ours | {k: v for k, v in chosen.items() if v is not None})
 
 
-def evaluations(hours: int, window: int, settings: Settings) -> int:
+def window_count(hours: int, window: int, settings: Settings) -> int:
     r"""The windows :math:`N` each step of a trajectory of :math:`L` hours denoises, or, one after
     the other, the windows it is made of."""
     if settings.sequential(hours, window):
@@ -82,7 +82,7 @@ def draw_prior(
     """
     hours = as_datetime64(dates)
     window, length = model.config.window, hours.shape[-1]
-    count = evaluations(length, window, settings)
+    count = window_count(length, window, settings)
     if advance is None:
         with progress(settings.sampler_of().steps * count, "drawing", unit="steps") as bar:
             return draw_prior(
