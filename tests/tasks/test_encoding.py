@@ -13,12 +13,16 @@ import pytest
 import torch
 import xarray as xr
 
+from appa.data import planet
+from appa.data.planet.circulation import Run
+from appa.data.planet.simulation import Plan, simulate
 from appa.data.states import Standardizer
+from appa.data.variables import VARIABLES
 from appa.data.windows import WindowLoader
 from appa.data.writing import StoreWriter, unfinished
 from appa.errors import DataError, StoreError
 from appa.tasks import encoding
-from appa.tasks.encoding import Moments, encode
+from appa.tasks.encoding import Moments, encode, encode_simulation
 from appa.tasks.folders import ModelError, digest, read_weights, write_weights
 from appa.tasks.loading import load_autoencoder
 
@@ -201,3 +205,78 @@ def test_latents_that_are_not_finite(place, tmp_path):
     write_weights(folder / "autoencoder.safetensors", weights)
     with pytest.raises(DataError, match="are not finite; the weights of the autoencoder"):
         encode(folder, place / "states.zarr", tmp_path / "a.zarr")
+
+
+class Waves:
+    r"""A circulation whose fields differ in every member, hour, variable, level and longitude.
+
+    Arguments:
+        fails: Called with the hour before each step.
+    """
+
+    def __init__(self, fails=lambda hour: None):
+        self.fails = fails
+        self.land = planet.open_planet()["land_sea_mask"].values
+
+    def static(self):
+        return {"land_sea_mask": self.land, "geopotential_at_surface": 0 * self.land}
+
+    def start(self, seeds, times):
+        return Run((np.array(seeds) % 97, times.astype("datetime64[h]").astype(int)), None)
+
+    def spin_up(self, run, days):
+        self.fails(run.state[1][0])
+        return Run((run.state[0], run.state[1] + round(24 * days)), None)
+
+    def advance(self, run, days, every=1):
+        seeds, hours = map(np.asarray, run.state)  # JAX's, where it went on, in single precision
+        hours = hours[:, None] + np.arange(0, round(24 * days), every)
+        stats, fields = planet.statistics(), {}
+        for k, (name, variable) in enumerate(VARIABLES.items()):
+            phase = (seeds[:, None] + 0.1 * hours + k)[..., None, None, None]
+            levels = np.arange(1 if variable.surface else 13)[:, None, None]
+            wave = np.sin(phase + levels + np.arange(96) / 7) * np.ones((48, 1))
+            mean, std = stats[name].transpose("statistic", ...).values.reshape(2, -1, 1, 1)
+            values = (mean + std * wave).astype(np.float32)
+            if variable.missing == "land":
+                values[..., self.land >= 0.5] = np.nan
+            fields[name] = values[:, :, 0] if variable.surface else values
+        return self.spin_up(run, days), fields
+
+
+def test_a_simulation_encoded_is_its_states_encoded(tmp_path):
+    plan = Plan(members=2, days=6, first_year=1901, spin_up=2, stretch=8, each=2, every=4)
+    simulate(tmp_path / "states.zarr", plan, circulation=Waves())
+    encode("planet", tmp_path / "states.zarr", tmp_path / "two steps.zarr", device="cpu")
+
+    stop = np.datetime64("1901-01-05", "h").astype(int)  # killed on the way, it goes on
+
+    def fails(hour):
+        if hour >= stop:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "one step.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        encode_simulation("planet", plan, out, device="cpu", circulation=Waves(fails))
+    assert unfinished(out) is not None
+    encode_simulation("planet", plan, out, batch=3, device="cpu", circulation=Waves())
+
+    one, two = xr.open_zarr(out).load(), xr.open_zarr(tmp_path / "two steps.zarr").load()
+    assert one.attrs == two.attrs
+    xr.testing.assert_allclose(one, two, atol=1e-4)
+    assert one["latents"].std("time").min() > 0.01
+
+
+def test_a_simulation_of_another_grid(tmp_path):
+    small.write_model(tmp_path / "model")
+    with pytest.raises(DataError, match="grid"):
+        encode_simulation(
+            tmp_path / "model", Plan(days=2), tmp_path / "z.zarr", circulation=Waves()
+        )
+
+
+def test_latents_of_a_simulation_that_became_unstable(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding.Encoder, "latents", lambda self, x: np.float32(np.nan))
+    plan = Plan(days=2, first_year=1901, spin_up=1, every=12)
+    with pytest.raises(DataError, match=r"member 0 .* unstable"):
+        encode_simulation("planet", plan, tmp_path / "z.zarr", device="cpu", circulation=Waves())

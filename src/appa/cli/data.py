@@ -143,6 +143,13 @@ def simulate(
     spin_up: Annotated[int, typer.Option(min=90, help="Days thrown away first.")] = 180,
     diurnal: Annotated[bool, typer.Option(help="Let the sun rise and set.")] = True,
     compression: Annotated[str, typer.Option(help="'none' or 'zstd'.")] = "none",
+    encode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Store latents of this model's autoencoder instead of states, in far less room.",
+        ),
+    ] = None,
 ) -> None:
     """Simulate a planet: a real circulation model, in ERA5's schema.
 
@@ -153,6 +160,8 @@ def simulate(
 
     Example: appa data simulate planet.zarr --members 40 --first-year 1901 --held-out 2
     --days 360 --stretch 48 --each 15
+
+    Example: appa data simulate latents.zarr --members 36 --first-year 1901 --encode runs/planet
     """
     from ..data.planet.simulation import Plan
     from ..data.planet.simulation import simulate as run
@@ -173,10 +182,15 @@ def simulate(
     hours = f"{stretch} h of every {each} days, " if stretch else ""
     typer.echo(
         f"{members}{beside} × {plan.days} days after {plan.spin_up} of spin-up, {hours}a state "
-        f"every {every} h: {len(plan.times()):,} states, {plan.nbytes / 1e9:.1f} GB before "
-        "compression"
+        f"every {every} h: {len(plan.times()):,} states, "
+        + (f"latents of {encode}" if encode else f"{plan.nbytes / 1e9:.1f} GB before compression")
     )
-    run(out, plan, compression=compression)
+    if encode is None:
+        run(out, plan, compression=compression)
+    else:
+        from ..tasks.encoding import encode_simulation
+
+        encode_simulation(encode, plan, out, compression=compression)
     typer.echo(f"{out} is complete")
 
 

@@ -12,6 +12,9 @@ squared deviations of each channel in double precision. They merge as in
 
 Hours are cut into batches that begin with their block, so that neither an interruption nor the
 number of ranks changes what a network sees at once.
+
+A simulated state need not be stored to be encoded: :func:`encode_simulation` encodes them on the
+device they come from.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 import zarr
+from torch import Tensor
 from zarr.storage import LocalStore
 
 from .. import __version__
@@ -37,6 +41,7 @@ from ..data.layout import COORDINATES
 from ..data.reading import finite
 from ..data.states import Standardizer
 from ..data.stores import open_store
+from ..data.variables import LEVELS
 from ..data.windows import WindowLoader
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
@@ -46,7 +51,11 @@ from .loading import find, load_autoencoder
 from .model import Model
 from .ranks import distributed
 
-__all__ = ["encode"]
+if TYPE_CHECKING:
+    from ..data.planet.circulation import Circulation
+    from ..data.planet.simulation import Plan
+
+__all__ = ["Encoder", "encode", "encode_simulation"]
 
 
 class Moments(NamedTuple):
@@ -119,20 +128,10 @@ def encode(
     """
     if batch < 1 or (block is not None and block < 1):
         raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
-    folder = find(model)
-    config, autoencoder = load_autoencoder(folder)
-    network = Model(config, autoencoder, statistics=read_statistics(folder, config))
-    states = _standardizer(network, folder)
-    ds = open_store(store)
-    check_grid(ds, config)
-    counted, period = _counted(ds["time"].values, config)
-    template = _template(ds, config, digest(autoencoder.state_dict()), period)
-    plan = {
-        "autoencoder": template.attrs["autoencoder"],
-        "statistics": _digest(network, states),
-        "statistics_period": period,
-        "store": "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name,
-    }
+    encoder = Encoder(model, batch)
+    template = encoder.template(open_store(store))
+    name = "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name
+    plan = {**encoder.plan, "store": name}
 
     # Ranks speak of little, and some have more to do than others, by hours.
     with distributed(device, backend="gloo", timeout=timedelta(days=7)) as ranks:
@@ -142,30 +141,118 @@ def encode(
             todo = ranks.first(lambda: writer.remaining)
             mine = todo[ranks.rank :: ranks.world]
             if mine:
-                loader = _loader(store, states, writer, mine, batch, workers)
-                network.to(ranks.device)
+                loader = _loader(store, encoder.states, writer, mine, batch, workers)
+                encoder.model.to(ranks.device)
                 with _progress(ranks.main, writer, todo, mine) as p:
-                    for i, z in _blocks(network, loader, writer, mine, p):
+                    for i, z in _blocks(encoder, loader, writer, mine, p):
                         writer.put("latents", writer.blocks[i].start, z)
-                        _note(writer, i, Moments.of(z[counted[writer.blocks[i]]]))
+                        encoder.note(writer, i, {"latents": z})
                         writer.mark(i)
             ranks.barrier()
-            ranks.first(lambda: _finish(writer))
+            ranks.first(lambda: encoder.finish(writer))
+    return Path(out)
+
+
+def encode_simulation(
+    model: str | Path,
+    plan: Plan,
+    out: str | Path,
+    *,
+    batch: int = 64,
+    compression: str = "none",
+    device: str | torch.device | None = None,
+    circulation: Circulation | None = None,
+) -> Path:
+    r"""Simulates members, see :func:`appa.data.planet.simulation.simulate`, and stores the latents
+    of their states only: what :func:`encode` makes of them, in a sixtieth of the room.
+
+    Arguments:
+        model: The model: a bundled name, or a folder with an autoencoder.
+        plan: What to simulate.
+        out: The latent store to write, which must not exist yet.
+        batch: The number of states encoded at once.
+        compression: `"none"` or `"zstd"`, see :class:`appa.data.writing.StoreWriter`.
+        device: Where to encode, by default a GPU where there is one.
+        circulation: The circulation, by default a new one.
+
+    Example:
+        >>> encode_simulation("run", Plan(members=36, days=360, stretch=72, each=5), "latents.zarr")
+    """
+    from ..data.planet.simulation import simulate
+
+    encoder = Encoder(model, batch)
+    encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    simulate(out, plan, compression=compression, circulation=circulation, transform=encoder)
     return Path(out)
 
 
 # ---------------------------------------------------------------- what is encoded
 
 
-def _standardizer(model: Model, folder: Path) -> Standardizer:
-    states = model.standardizer
-    if states is None:
-        why = "its channels have no names" if model.unnamed else "it has no statistics"
-        raise ModelError(
-            f"{folder} cannot encode a store: {why}, so that states cannot be made of one; import "
-            "it again with --statistics, or train it on a store"
+class Encoder:
+    r"""Latents of states, and what a store of them says.
+
+    Arguments:
+        model: The model: a bundled name, or a folder with an autoencoder.
+        batch: The number of states encoded at once.
+    """
+
+    def __init__(self, model: str | Path, batch: int):
+        folder = find(model)
+        self.config, autoencoder = load_autoencoder(folder)
+        self.model = Model(
+            self.config, autoencoder, statistics=read_statistics(folder, self.config)
         )
-    return states
+        states = self.model.standardizer
+        if states is None:
+            why = "its channels have no names" if self.model.unnamed else "it has no statistics"
+            raise ModelError(
+                f"{folder} cannot encode a store: {why}, so that states cannot be made of one; "
+                "import it again with --statistics, or train it on a store"
+            )
+        self.states, self.batch = states, batch
+        self.plan = {
+            "autoencoder": digest(autoencoder.state_dict()),
+            "statistics": _digest(self.model, states),
+        }
+
+    def template(self, states: xr.Dataset) -> xr.Dataset:
+        r"""The latent store of a store, without its values."""
+        check_grid(states, self.config)
+        self.counted, period = _counted(states["time"].values, self.config)
+        self.plan["statistics_period"] = period
+        return _template(states, self.config, self.plan["autoencoder"], period)
+
+    @torch.no_grad()
+    def latents(self, x: Tensor) -> np.ndarray:
+        r"""The latents of standardized states :math:`(T, C, H, W)`, with shape
+        :math:`(T, c, h, w)`."""
+        x = self.model.departures(x.to(self.model.device, non_blocking=True))
+        return self.model.autoencoder.encode(x).cpu().numpy()
+
+    def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
+        r"""The latents of physical fields on any device, each :math:`(M, T, ...)` with
+        :math:`(H, W)` or :math:`(P, H, W)` of all levels, with shape :math:`(M, T, c, h, w)`."""
+        levels = [LEVELS.index(level) for level in self.states.levels]
+        # without a copy, where what simulates and what encodes share a device
+        taken = {name: torch.from_dlpack(states[name]) for name in self.states.names}
+        members, hours = next(iter(taken.values())).shape[:2]
+        z = np.empty((members, hours, *self.config.latent_shape), np.float32)
+        for m in range(members):
+            for a in range(0, hours, self.batch):
+                parts = [f[m, a : a + self.batch].to(self.model.device) for f in taken.values()]
+                y = torch.cat([p[:, None] if p.ndim == 3 else p[:, levels] for p in parts], 1)
+                z[m, a : a + self.batch] = self.latents(self.states.standardize(y))
+        return {"latents": z}
+
+    def note(self, writer: StoreWriter, block: int, fields: dict[str, np.ndarray]) -> None:
+        r"""Keeps the moments of a block's latents :math:`(T, c, h, w)`."""
+        z = fields["latents"]
+        _note(writer, block, Moments.of(z[self.counted[writer.blocks[block]]]))
+
+    def finish(self, writer: StoreWriter) -> None:
+        r"""Adds the statistics, and gives the store its name."""
+        _finish(writer)
 
 
 def _counted(times: np.ndarray, config: Config) -> tuple[np.ndarray, str]:
@@ -240,9 +327,8 @@ def _loader(
     return loader
 
 
-@torch.no_grad()
 def _blocks(
-    model: Model,
+    encoder: Encoder,
     loader: WindowLoader,
     writer: StoreWriter,
     mine: list[int],
@@ -252,12 +338,10 @@ def _blocks(
     batches = iter(loader)
     for i in mine:
         hours = writer.blocks[i]
-        z, n = np.empty((hours.stop - hours.start, *model.config.latent_shape), np.float32), 0
+        z, n = np.empty((hours.stop - hours.start, *encoder.config.latent_shape), np.float32), 0
         while n < len(z):
             x, dates = next(batches)
-            x = model.departures(x[:, 0].to(model.device, non_blocking=True))
-            part = model.autoencoder.encode(x)
-            z[n : n + len(x)] = part.cpu().numpy()
+            z[n : n + len(x)] = encoder.latents(x[:, 0])
             if not finite(z[n : n + len(x)]):
                 raise DataError(
                     f"latents between {dates.min()} and {dates.max()} are not finite; the weights "

@@ -6,7 +6,9 @@ those before are written, and the members' state between blocks is kept every so
 simulation that was killed goes on.
 
 Hours of one trajectory resemble each other. A plan may therefore store a stretch of hours out of
-each block only, and pass over the rest at the speed of the spin-up: more weather in less room.
+each block only, and pass over the rest at the speed of the spin-up: more weather in less room. What
+is stored may be something else that is made of the states on the device they are on, such as their
+latents, which take a sixtieth of the room: see :class:`Transform`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..writing import StoreWriter
 
-__all__ = ["Plan", "simulate"]
+__all__ = ["Plan", "Transform", "simulate"]
 
 BLOCK = 5  # days: 365 = 5 · 73, so that blocks never straddle two members
 AHEAD = 2  # blocks that may wait to be written while another is computed
@@ -190,12 +192,35 @@ class Plan:
         return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}
 
 
+class Transform(Protocol):
+    r"""What is stored instead of states, see :class:`appa.tasks.encoding.Encoder`."""
+
+    plan: dict[str, str]  # what it is: a rerun with another does not continue this one
+
+    def template(self, states: xr.Dataset) -> xr.Dataset:
+        r"""The store, made of that of the states; neither has values yet."""
+        ...
+
+    def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
+        r"""What is stored, :math:`(M, T, ...)` each, made of states on their device."""
+        ...
+
+    def note(self, writer: StoreWriter, block: int, fields: dict[str, np.ndarray]) -> None:
+        r"""Keeps what it will want to know about a block that was written, :math:`(T, ...)`."""
+        ...
+
+    def finish(self, writer: StoreWriter) -> None:
+        r"""Finishes the store."""
+        ...
+
+
 def simulate(
     path: str | Path,
     plan: Plan,
     *,
     compression: str = "none",
     circulation: Circulation | None = None,
+    transform: Transform | None = None,
 ) -> None:
     r"""Simulates members into a store.
 
@@ -208,6 +233,7 @@ def simulate(
         plan: What to simulate.
         compression: `"none"` or `"zstd"`, see :class:`appa.data.writing.StoreWriter`.
         circulation: The model, by default a new one.
+        transform: Stores something else instead of states.
     """
     from ..writing import StoreWriter
 
@@ -225,13 +251,14 @@ def simulate(
             run = circulation.spin_up(run, piece / 24)
         return run
 
+    template = _template(plan, circulation.static())
     with (
         StoreWriter(
             path,
-            _template(plan, circulation.static()),
+            transform.template(template) if transform else template,
             block=plan.stored // plan.every,
             compression=compression,
-            plan={"job": "simulate", **plan.described()},
+            plan={"job": "simulate", **plan.described(), **(transform.plan if transform else {})},
         ) as writer,
         ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool,
         ThreadPoolExecutor(1) as behind,
@@ -248,7 +275,7 @@ def simulate(
             if before is not None:
                 before.result()  # where it failed, nothing after it may count as done
             if fields:
-                _write(fields, n - spins, plan, writer, pool)
+                _write(fields, n - spins, plan, writer, pool, transform)
             states.save(run, n + 1)
             bar.advance(lengths[n])
 
@@ -268,11 +295,19 @@ def simulate(
                 waiting.popleft().result()
         for job in waiting:
             job.result()
-        writer.finish()
+        if transform:
+            transform.finish(writer)
+        else:
+            writer.finish()
 
 
 def _write(
-    fields: dict[str, Any], block: int, plan: Plan, writer: StoreWriter, pool: ThreadPoolExecutor
+    fields: dict[str, Any],
+    block: int,
+    plan: Plan,
+    writer: StoreWriter,
+    pool: ThreadPoolExecutor,
+    transform: Transform | None,
 ) -> None:
     r"""Writes a block of all members, and marks it.
 
@@ -281,11 +316,14 @@ def _write(
         block: The number of the block.
     """
     places = [m * (plan.days // plan.block) + block for m in range(plan.trajectories)]
+    if transform:
+        fields = transform.fields(fields)
 
     def put(name: str, member: int, values: np.ndarray) -> None:
         # A model that blew up must not fill a store with NaN. A sum shows it and needs no memory.
         with np.errstate(all="ignore"):
-            finite = name != "temperature" or np.isfinite(values.sum())
+            looked_at = transform is not None or name == "temperature"
+            finite = not looked_at or np.isfinite(values.sum())
         if not finite:
             day = plan.starts()[member].astype("datetime64[D]") + block * plan.block
             raise DataError(
@@ -301,7 +339,14 @@ def _write(
     for copied in [pool.submit(copy, name, field) for name, field in fields.items()]:
         for job in copied.result():
             job.result()
-    for _ in pool.map(writer.mark, places):
+
+    def done(member: int) -> None:
+        if transform:
+            own = {name: field[member] for name, field in fields.items()}
+            transform.note(writer, places[member], own)
+        writer.mark(places[member])
+
+    for _ in pool.map(done, range(plan.trajectories)):
         pass
 
 
