@@ -185,13 +185,15 @@ class Autoencoder(Section):
 
 
 class Denoiser(Section):
-    r"""The diffusion transformer; `patch` is in hours."""
+    r"""The diffusion transformer; `patch` is in hours. `understated` is the share by which noise is
+    understated to it, so that draws do not lose variance, see :mod:`appa.diffusion.denoiser`."""
 
     width: Count
     blocks: Count
     heads: Count
     modulation: Count = 256
     patch: Count = 2
+    understated: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @check("heads")
     @classmethod

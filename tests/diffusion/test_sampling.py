@@ -1,14 +1,23 @@
 r"""Samplers on a Gaussian process, and going on in the middle."""
 
+import math
+
 import pytest
 import torch
 
 from appa.diffusion.guidance import GUIDANCES
 from appa.diffusion.likelihood import GaussianLikelihood
 from appa.diffusion.sampling import SAMPLERS, Noise, Sampler, draw, integrate
-from appa.diffusion.sequential import draw_sequential, schedule, sweep, windows
+from appa.diffusion.sequential import (
+    Window,
+    draw_sequential,
+    joined,
+    schedule,
+    sweep,
+    windows,
+)
 
-from .gaussian import denoiser, hours
+from .gaussian import covariance, denoiser, hours
 
 
 class Killed(Exception):
@@ -111,6 +120,38 @@ def test_sequential_killed_goes_on():
     assert torch.equal(run(Memory(memory)), whole)
 
 
+@pytest.mark.parametrize("understated", [0.1, 0.4])
+def test_noise_understated_gives_draws_the_variance_it_should(understated):
+    r"""Along an eigenvector of the covariance the flow is linear: with eigenvalue λ and a network
+    that is told s(σ), d log z / d log σ = s² / (λ + s²), whose integral is taken here by rule."""
+    d = denoiser(6).double()
+    values, vectors = torch.linalg.eigh(covariance(6))
+    steps = 400
+
+    def drawn(share):
+        d.understated = share
+        z = draw(d, hours(6), 2, stride=2, steps=steps, seed=1, sampler=Sampler(steps=steps))
+        return z.flatten(1).double() @ vectors
+
+    log = torch.linspace(math.log(1e-3), math.log(1e3), 20_001, dtype=torch.float64)
+    s = torch.exp(log) * (1 - understated * torch.exp(-((log - math.log(10)) ** 2) / 2))
+    rates = [x**2 / (values[:, None] + x**2) for x in (s, torch.exp(log))]
+    expected = torch.exp(torch.trapezoid(rates[1] - rates[0], log))
+    assert expected.max() > 1.02
+    ratio = drawn(understated) / drawn(0.0)
+    assert torch.allclose(ratio, expected.expand_as(ratio), rtol=2e-3)
+
+
+def test_no_loss_understates_noise():
+    d = denoiser(6)
+    z, noise = torch.randn(2, 4, 6, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([0.1, 2.0, 10.0, 50.0])
+    losses = d.loss(z, sigma, hours(6), noise)
+    d.understated = 0.3
+    assert torch.equal(d.loss(z, sigma, hours(6), noise), losses)
+    assert not torch.equal(d(z, sigma, hours(6)), d(z, sigma, hours(6), exactly=True))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_batches_change_nothing(name):
     options = {
@@ -128,6 +169,24 @@ def test_batches_change_nothing(name):
 
 
 # ---------------------------------------------------------------- the windows of `sequential`
+
+
+def test_a_window_continues_what_it_was_given():
+    before, drawn = torch.randn(2, 3, 12, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    window = Window(0, (0, 1, 2, 10, 11), slice(3, 10))
+    out = joined(drawn, before, window, 3)[..., 0, 0, 0]
+    before, drawn = before[..., 0, 0, 0], drawn[..., 0, 0, 0]
+    left, right = (drawn - before)[:, 2:3], (drawn - before)[:, 10:11]
+    share = torch.tensor([0.75, 0.5, 0.25])
+    assert torch.allclose(out[:, 3:6], drawn[:, 3:6] - share * left)
+    assert torch.equal(out[:, 6], drawn[:, 6])
+    assert torch.allclose(out[:, 7:10], drawn[:, 7:10] - share.flip(0) * right)
+    # across the joint the window's own change, but for a quarter of what it missed
+    change = out[:, 3] - before[:, 2]
+    assert torch.allclose(change, drawn[:, 3] - drawn[:, 2] + left[:, 0] / 4, atol=1e-6)
+    # nothing given, nothing to continue
+    free = Window(0, (), slice(0, 12))
+    assert torch.equal(joined(drawn[..., None, None, None], drawn, free, 3)[..., 0, 0, 0], drawn)
 
 
 @pytest.mark.parametrize("length", [24, 25, 36, 47, 60, 100])

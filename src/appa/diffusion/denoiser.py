@@ -9,6 +9,16 @@ the noise level,
     \approx \mathbb{E}[z \mid z_t] ,
 
 and denoising score matching minimizes :math:`(1 / \sigma_t^2 + 1) \, \| d_\phi(z_t) - z \|^2`.
+
+A network's means are right on average where it was trained: where noise was added to truth.
+What a sampler comes to has gone through means that were a little wrong, the network finds less in
+it, and draws lose variance. It is made up for by understating the noise to it, at levels around
+:math:`\sigma = 10` where that happens,
+
+.. math:: d_\phi(z_t; \sigma_t (1 - u \, e^{-(\log \sigma_t / 10)^2 / 2})) ,
+
+with :math:`u` such that draws have the variance of the truth, see `docs/training.md`. Sampling with
+shifted levels is known against this exposure bias; the share and its place are measured.
 """
 
 from __future__ import annotations
@@ -24,6 +34,8 @@ from .schedule import RectifiedSchedule
 
 __all__ = ["Denoiser", "as_clock"]
 
+CENTRE = 10.0  # the level at which noise is understated most
+
 
 class Denoiser(nn.Module):
     r"""Creates a denoiser of windows.
@@ -32,21 +44,25 @@ class Denoiser(nn.Module):
         backbone: The network :math:`F_\phi`, called with a window, :math:`10 \log \sigma_t` and
             the clock; see :class:`appa.nn.transformer.Transformer`.
         schedule: The noise schedule.
+        understated: The share :math:`u` by which noise is understated.
     """
 
-    def __init__(self, backbone: Any, schedule: RectifiedSchedule):
+    def __init__(self, backbone: Any, schedule: RectifiedSchedule, understated: float = 0.0):
         super().__init__()
-        self.backbone, self.schedule = backbone, schedule
+        self.backbone, self.schedule, self.understated = backbone, schedule, understated
         #: The hours :math:`W` of a window, and the shape :math:`(C, H, W')` of a latent.
         self.window: int = backbone.shape[0]
         self.latent_shape: tuple[int, int, int] = (backbone.channels, *backbone.shape[1:])
 
-    def forward(self, z_t: Tensor, sigma_t: Tensor | float, dates: Any) -> Tensor:
+    def forward(
+        self, z_t: Tensor, sigma_t: Tensor | float, dates: Any, *, exactly: bool = False
+    ) -> Tensor:
         r"""
         Arguments:
             z_t: Noisy windows, with shape :math:`(B, W, C, H, W')`.
             sigma_t: Their noise levels :math:`\sigma_t`, with shape :math:`()` or :math:`(B)`.
             dates: Their hours, see :func:`as_clock`.
+            exactly: Whether noise is not understated.
 
         Returns:
             The means :math:`d_\phi(z_t)`, with shape :math:`(B, W, C, H, W')`.
@@ -54,6 +70,9 @@ class Denoiser(nn.Module):
         # in half precision, the square of a large noise level is infinite
         dtype = torch.promote_types(z_t.dtype, torch.float32)
         sigma_t = torch.as_tensor(sigma_t, dtype=dtype, device=z_t.device).expand(z_t.shape[0])
+        if self.understated and not exactly:
+            bump = torch.exp(-torch.log(sigma_t / CENTRE).square() / 2)
+            sigma_t = sigma_t * (1 - self.understated * bump)
         clock = as_clock(dates, z_t)
         s = sigma_t.view(-1, *[1] * (z_t.ndim - 1))
         c = torch.rsqrt(s * s + 1)
@@ -75,7 +94,7 @@ class Denoiser(nn.Module):
             shape :math:`(B)`.
         """
         s = sigma_t.view(-1, *[1] * (z.ndim - 1))
-        error = self(z + s * noise, sigma_t, dates) - z
+        error = self(z + s * noise, sigma_t, dates, exactly=True) - z
         return (error * torch.sqrt(1 / (s * s) + 1)).square().flatten(1).mean(dim=1)
 
 

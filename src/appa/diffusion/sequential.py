@@ -18,7 +18,8 @@ sides (Gibbs sampling), which carries what later observations say back across wi
 what is given holds a sweep back.
 
 Hours that are given enter as observations of the latents themselves, with a little noise: that of
-the latents the denoiser was trained with.
+the latents the denoiser was trained with. A denoiser that is a network keeps to them less closely
+than that, and hours beside them would jump: see :func:`joined`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .likelihood import HoursLikelihood, Likelihood, StackedLikelihood
 from .sampling import Keeper, Noise, Sampler, hour_numbers, integrate, padded
 from .trajectory import TrajectoryDenoiser
 
-__all__ = ["Window", "draw_sequential", "schedule", "windows"]
+__all__ = ["Window", "draw_sequential", "joined", "schedule", "windows"]
 
 BESIDE = 2  # hours given on each side of what a sweep draws
 
@@ -202,11 +203,37 @@ def draw_sequential(
             keeper=keeper,
             name=f"{name}/window-{number}",
         )
+        drawn = joined(drawn, z[:, here], window, past)
         z[:, here][:, window.kept] = drawn[:, window.kept]
         if keeper is not None:
             keeper.save(name, {"z": z}, number + 1, force=True)
             keeper.done(f"{name}/window-{number}")
     return z[:, :asked]
+
+
+def joined(drawn: Tensor, before: Tensor, window: Window, hours: int) -> Tensor:
+    r"""A window that continues the hours it was given.
+
+    What it misses the given hour beside those it keeps by, :math:`e`, is taken off these, less
+    with each hour: :math:`e \, (1 - j / (n + 1))` at the :math:`j`-th of :math:`n`.
+
+    Arguments:
+        drawn: The window, with shape :math:`(M, W, C, H, W')`.
+        before: The trajectory as it was there, with the same shape.
+        window: Which hours were given, and which are kept.
+        hours: The number of hours :math:`n`.
+    """
+    drawn, first, last = drawn.clone(), window.kept.start, window.kept.stop - 1
+    n = min(hours, last - first + 1)
+    ramp = 1 - torch.arange(1, n + 1).to(drawn)[:, None, None, None] / (n + 1)
+    for beside, kept, share in (
+        (first - 1, slice(first, first + n), ramp),
+        (last + 1, slice(last + 1 - n, last + 1), ramp.flip(0)),
+    ):
+        if beside in window.given:
+            missed = drawn[:, beside] - before[:, beside]
+            drawn[:, kept] -= share * missed[:, None]
+    return drawn
 
 
 def schedule(

@@ -135,7 +135,10 @@ def score_prior(
                     states = states.unflatten(0, dates.shape)
                     if name == "draws" and remainder is not None:
                         noise = Noise(seed, numbers, hour_numbers(dates), key=(STREAM,))
-                        r = remainder.free(length, several, noise, channels=domain.index)
+                        above = model.above_zero(z, decode)
+                        r = remainder.free(
+                            length, several, noise, channels=domain.index, above=above
+                        )
                         states = states + r
                     sources[name].update(states, dates)
             parts.append(_dataset(domain, sources, settings.joints(length, window, observed=False)))

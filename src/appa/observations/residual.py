@@ -23,6 +23,11 @@ preconditioned by the blocks of each place's own hours.
 Observations of a variable of the state, on one of its levels, take part. Others (derived ones,
 those between levels) do not move :math:`r`: they have had their say about :math:`z`.
 
+Precipitation is nowhere below zero, and mostly near it. A Gaussian :math:`r_b` would be: cut off at
+zero it rained half as much again as it should. Where the decoded state is told, its :math:`r_b` is
+turned into one that has no state below zero and, on average, the same mean and variance: see
+:func:`bounded`.
+
 After the last observation :math:`r` goes on from its last hours :math:`p` by itself. Since its
 covariance is separable, each point's own hours are all there is to know, and over the next hours
 :math:`f`
@@ -33,7 +38,8 @@ covariance is separable, each point's own hours are all there is to know, and ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,11 +57,12 @@ from .harmonics import Correlated, Harmonics, root_of
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["STREAM", "Report", "ResidualSampler"]
+__all__ = ["STREAM", "Above", "Report", "ResidualSampler", "bounded"]
 
 STREAM = 2**20  # tells its noise apart from that of windows, which are counted from 0
 PAST = 24  # hours; of a planet's r, more would tell what follows by 2 % at most
 ROUNDING = 1e-5  # the variance r is known within
+FAR = 12.0  # standard deviations above a bound, from where it does not matter
 
 
 class Noise(Protocol):
@@ -156,6 +163,7 @@ class ResidualSampler:
         noise: Noise,
         *,
         channels: Sequence[int] | None = None,
+        above: Mapping[int, Above] | None = None,
         tolerance: float = 3e-6,
         iterations: int = 500,
     ) -> tuple[Tensor, Report]:
@@ -168,6 +176,7 @@ class ResidualSampler:
                 :math:`N` is 0, and the draw is of :math:`p(r)`.
             noise: Noise of the members, of which steps `(channel, 0)` and `(channel, 1)` are used.
             channels: Which channels to draw, all by default. One at a time keeps memory small.
+            above: Where channels that are bounded from below are.
             tolerance: The relative residual at which the solver stops.
             iterations: The most iterations it does.
 
@@ -194,6 +203,8 @@ class ResidualSampler:
                 continue
             prior = self.prior(c, len(operators))
             u = prior.color(noise((len(operators), prior.space.size), c, 0).to(device))
+            if above and c in above:
+                u = bounded(u, above[c], std)
             if c in observed:
                 rows = self._rows(operators, observed[c], c, prior)
                 perturbation = noise((len(rows.which),), c, 1).to(device)
@@ -211,12 +222,10 @@ class ResidualSampler:
             out[:, :, k] = std * u
         return out, report
 
-    def free(
-        self, hours: int, members: int, noise: Noise, *, channels: Sequence[int] | None = None
-    ) -> Tensor:
+    def free(self, hours: int, members: int, noise: Noise, **options: Any) -> Tensor:
         r"""Draws :math:`r \sim p(r)`, where nothing was seen; see :meth:`draw`."""
         nothing = torch.zeros(members, 0, device=self.device)
-        return self.draw([None] * hours, nothing, noise, channels=channels)[0]
+        return self.draw([None] * hours, nothing, noise, **options)[0]
 
     @torch.no_grad()
     def forward(
@@ -226,6 +235,7 @@ class ResidualSampler:
         noise: Noise,
         *,
         channels: Sequence[int] | None = None,
+        above: Mapping[int, Above] | None = None,
     ) -> Tensor:
         r"""Draws :math:`r` over the next hours, given the past ones and nothing else.
 
@@ -235,6 +245,7 @@ class ResidualSampler:
             hours: The number of hours :math:`L` that follow.
             noise: Noise of the members, of which steps `(channel, 2)` are used.
             channels: Which channels those of `past` are, all by default.
+            above: As of :meth:`draw`, over the hours that follow.
 
         Returns:
             The draws, standardized, with shape :math:`(M, L, C, H, W)`.
@@ -252,12 +263,16 @@ class ResidualSampler:
             std = torch.from_numpy(rep.std[c]).float().to(device)
             if not bool(std.any()):
                 continue
-            gain, root = _continuation(rep, c, past.shape[1], hours)
+            # What was turned is no longer Gaussian, and rain forgets soon: it begins anew.
+            told = 0 if above and c in above else past.shape[1]
+            gain, root = _continuation(rep, c, told, hours)
             space = self.prior(c, hours).space
             eps = noise((hours, space.size), c, 2).to(device)
             new = space.color(root.to(eps) @ eps)
             # S commutes with what acts on hours alone
-            mean = torch.einsum("st,mthw->mshw", gain.to(new), past[:, :, k].to(new))
+            if above and c in above:
+                new = bounded(new, above[c], std)
+            mean = torch.einsum("st,mthw->mshw", gain.to(new), past[:, :told, k].to(new))
             out[:, :, k] = mean + std * new
         return out
 
@@ -282,6 +297,60 @@ class ResidualSampler:
             rows = _rows(operators, pieces, self.rep, self.space, channel, prior.time[0])
             self._kept[channel] = rows.to(self.device)
         return self._kept[channel]
+
+
+@dataclass(frozen=True)
+class Above:
+    r"""Where a channel is that is bounded from below.
+
+    Arguments:
+        state: How far :math:`D(z)` is above the bound, :math:`a`, in standard deviations, with
+            shape :math:`(M, L, H, W)`.
+        usual: How far states are on average, :math:`\bar a`, with shape :math:`(H, W)`.
+    """
+
+    state: Tensor
+    usual: Tensor
+
+
+def bounded(u: Tensor, above: Above, std: Tensor) -> Tensor:
+    r"""Turns standard normal draws :math:`u` so that :math:`a + s u` is nowhere negative.
+
+    What the decoder lacks of rain is as variable as there is rain: its variance is close to
+    :math:`v = s^2 a / \bar a`, of which the average is :math:`s^2`. A Gaussian that is cut off at
+    zero has this variance and the mean :math:`a`,
+
+    .. math:: \max(0, \mu + \sigma u) , \qquad \sigma \, A(t) = a , \qquad
+        \frac{B(t)}{A(t)^2} = \frac{a^2 + v}{a^2} , \qquad t = \mu / \sigma ,
+
+    with :math:`A(t) = \phi(t) + t \Phi(t)` and :math:`B(t) = (1 + t^2) \Phi(t) + t \phi(t)`: far
+    above zero it is Gaussian; near it, seldom anything and then much. Where :math:`v > 6 \cdot 10^4
+    a^2` the variance is less than :math:`v`, and without rain there is none.
+
+    Arguments:
+        u: The draws, with shape :math:`(M, L, H, W)`.
+        above: Where the states are.
+        std: The standard deviation :math:`s`, with shape :math:`(H, W)`.
+
+    Returns:
+        :math:`u'` for which :math:`a + s u'` is what is said above.
+    """
+    tiny = 1e-12
+    a = above.state.to(u).clip(min=0)
+    scale = std * torch.sqrt(a / above.usual.to(u).clip(min=tiny))  # the root of v
+    t = torch.linspace(FAR, -4, 1601, dtype=torch.float64)
+    density = torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    share = torch.special.ndtr(t)
+    mean = density + t * share
+    ratio = ((1 + t * t) * share + t * density) / mean.square() - 1  # v / a², rising
+    keys, t, mean = (v.to(u) for v in (ratio.log(), t, mean.log()))
+    key = 2 * (scale.clip(min=tiny).log() - a.clip(min=tiny).log())
+    i = torch.searchsorted(keys, key.contiguous()).clip(1, len(keys) - 1)
+    part = ((key - keys[i - 1]) / (keys[i] - keys[i - 1])).clip(0, 1)
+    found = t[i - 1] + part * (t[i] - t[i - 1])
+    sigma = a * torch.exp(-(mean[i - 1] + part * (mean[i] - mean[i - 1])))
+    x = torch.where(a > FAR * scale, a + scale * u, sigma * (found + u)).clip(min=0)
+    return torch.where(std == 0, u, (x - above.state.to(u)) / std.clip(min=tiny))
 
 
 def _continuation(

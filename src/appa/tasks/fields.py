@@ -24,6 +24,7 @@ from .model import Model
 __all__ = ["NONNEGATIVE", "Field", "decode_batch", "decode_bytes", "fields"]
 
 NONNEGATIVE = ("total_precipitation", "specific_humidity")
+ROUNDING = 1e-5  # of a standard deviation, which zero may be missed by
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Field:
         if self.name not in NONNEGATIVE:
             negative = np.zeros(len(y), np.int64)
         else:
-            negative = (y < 0).reshape(len(y), -1).sum(axis=1)
+            none = -ROUNDING * self.std.cpu().numpy()  # (L, 1, 1)
+            negative = (y < none).reshape(len(y), -1).sum(axis=1)
             y = np.maximum(y, 0, out=y) if clip else y
         if self.undefined is not None:
             y[..., self.undefined] = np.nan

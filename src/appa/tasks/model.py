@@ -31,7 +31,7 @@ from ..errors import DataError
 from ..nn.autoencoder import Autoencoder
 from ..observations.representation import FILE as REPRESENTATION
 from ..observations.representation import Representation
-from ..observations.residual import STREAM, ResidualSampler
+from ..observations.residual import STREAM, Above, ResidualSampler
 from .folders import (
     AUTOENCODER,
     DENOISER,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["Model", "standardizer"]
+
+RAIN = "total_precipitation"
 
 
 class Model:
@@ -202,6 +204,32 @@ class Model:
         wide = torch.promote_types(x.dtype, torch.float32)
         return x if self.normals is None else x + self.normals.to(wide)
 
+    @torch.no_grad()
+    def above_zero(self, z: Tensor, batch: int | None = None) -> dict[int, Above]:
+        r"""How far decoded precipitation is above none, see
+        :func:`appa.observations.residual.bounded`.
+
+        Arguments:
+            z: Standardized latents :math:`\tilde{z}`, with shape :math:`(M, L, c, h, w)`.
+            batch: The number of states decoded at once; by default, the members.
+
+        Returns:
+            By channel; nothing where the model has none, or no representation error.
+        """
+        if self.standardizer is None or self.representation is None:
+            return {}
+        names = [c.variable for c in self.standardizer.channels]
+        if RAIN not in names:
+            return {}
+        k, flat = names.index(RAIN), z.flatten(0, 1)
+        parts = [
+            self.decode(flat[i : i + (batch or len(z))].to(self.device))[:, k]
+            for i in range(0, len(flat), batch or len(z))
+        ]
+        none = (-self.standardizer.mean[k] / self.standardizer.std[k]).item()
+        usual = torch.from_numpy(self.representation.dataset["state"].values[k] - none)
+        return {k: Above((torch.cat(parts) - none).unflatten(0, z.shape[:2]), usual)}
+
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         r"""Decodes, and linearizes the decoder around latents.
 
@@ -299,7 +327,8 @@ class Model:
         r = None
         if residual and self.representation is not None:
             noise = Noise(seed, range(members), hour_number(times), key=(STREAM,))
-            r = ResidualSampler(self.representation, device=self.device).free(hours, members, noise)
+            sampler = ResidualSampler(self.representation, device=self.device)
+            r = sampler.free(hours, members, noise, above=self.above_zero(z, batch))
         return self.to_dataset(z, times, residual=r, batch=batch)
 
     def reanalysis(

@@ -237,7 +237,9 @@ class Posterior:
                 past = z.new_zeros(len(z), 0, *self.model.config.state_shape)
             else:
                 past = past[[m % len(past) for m in members]].to(z)
-            later = self._residuals.forward(past, len(self.times) - self.known.shape[1], noise)
+            above = self.model.above_zero(z[:, self.known.shape[1] :])
+            hours = len(self.times) - self.known.shape[1]
+            later = self._residuals.forward(past, hours, noise, above=above)
             return torch.cat(
                 [later.new_zeros(*later.shape[:1], self.known.shape[1], *later.shape[2:]), later],
                 dim=1,
@@ -248,7 +250,8 @@ class Posterior:
             if op is not None
         ]
         departure = torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
-        return self._residuals.draw(self.operators, departure, noise)[0]
+        above = self.model.above_zero(z)
+        return self._residuals.draw(self.operators, departure, noise, above=above)[0]
 
     def _numbers(self, members: Sequence[int], seed: int, start: int) -> list[int]:
         r"""Numbers of members in the window that begins at an hour, which tell their signs from

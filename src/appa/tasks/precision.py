@@ -59,7 +59,8 @@ class Precision:
         r"""A denoiser whose network is evaluated in this precision. Weights are shared."""
         if self.dtype == torch.float32:
             return denoiser
-        return Denoiser(Cast(denoiser.backbone, self), denoiser.schedule)
+        network = Cast(denoiser.backbone, self)
+        return Denoiser(network, denoiser.schedule, denoiser.understated)
 
 
 class Cast(nn.Module):
