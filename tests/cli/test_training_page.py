@@ -64,10 +64,13 @@ def test_the_recipe_simulates_what_the_planets_page_shows():
     found = []
     for file in ("docs/planet.md", "recipes/planet.sh"):
         text = (ROOT / file).read_text().replace("\\\n", " ")
-        (line,) = re.findall(r"data simulate .*--held-out.*--stretch.*", text)
-        found.append(dict(re.findall(r"--([a-z-]+) (\d+)", line)))
+        lines = re.findall(r"data simulate .*--held-out.*--stretch.*", text)
+        found.append([dict(re.findall(r"--([a-z-]+) (\d+)", line)) for line in lines])
     assert found[0] == found[1]
-    assert found[0]["members"] == "36"
+    assert [(options["members"], options["each"]) for options in found[0]] == [
+        ("36", "15"),  # states
+        ("36", "5"),  # latents
+    ]
     default = inspect.signature(simulate).parameters["spin_up"].default
     page = " ".join((ROOT / "docs/planet.md").read_text().split())
     days = re.findall(r"(\d+) days are thrown away", page)
