@@ -185,15 +185,13 @@ class Autoencoder(Section):
 
 
 class Denoiser(Section):
-    r"""The diffusion transformer; `patch` is in hours. `understated` is the share by which noise is
-    understated to it, so that draws do not lose variance, see :mod:`appa.diffusion.denoiser`."""
+    r"""The diffusion transformer; `patch` is in hours."""
 
     width: Count
     blocks: Count
     heads: Count
     modulation: Count = 256
     patch: Count = 2
-    understated: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @check("heads")
     @classmethod
@@ -275,7 +273,9 @@ class Sampling(Section):
     (`diagonal`, or correlated in time, `temporal`), and, with `residual`, drawn in the end.
     `precision` is that of the networks; `auto` is float16 on CUDA, else float32. `background`
     compares observations with the prior first: beyond `threshold` standard deviations they are
-    left out (`check`), or count for less (`huber`)."""
+    left out (`check`), or count for less (`huber`). `understated` is the share by which noise is
+    understated to the denoiser, so that draws do not lose variance, see
+    :mod:`appa.diffusion.denoiser`."""
 
     sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
     steps: Count = 36
@@ -297,6 +297,7 @@ class Sampling(Section):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     background: Literal["none", "check", "huber"] = "none"
     threshold: Positive = 5.0
+    understated: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Observations(Section):

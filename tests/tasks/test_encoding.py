@@ -275,8 +275,14 @@ def test_a_simulation_of_another_grid(tmp_path):
         )
 
 
-def test_latents_of_a_simulation_that_became_unstable(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding.Encoder, "latents", lambda self, x: np.float32(np.nan))
-    plan = Plan(days=2, first_year=1901, spin_up=1, every=12)
-    with pytest.raises(DataError, match=r"member 0 .* unstable"):
-        encode_simulation("planet", plan, tmp_path / "z.zarr", device="cpu", circulation=Waves())
+def test_latents_of_a_simulation_that_became_unstable(tmp_path):
+    class Unstable(Waves):
+        def advance(self, run, days, every=1):
+            run, fields = super().advance(run, days, every)
+            fields["temperature"][1, 1, 5, 10, 20] = np.nan
+            return run, fields
+
+    plan = Plan(members=2, days=2, first_year=1901, spin_up=1, every=12)
+    with pytest.raises(DataError, match=r"member 1 .* unstable"):
+        encode_simulation("planet", plan, tmp_path / "z.zarr", device="cpu", circulation=Unstable())
+    assert unfinished(tmp_path / "z.zarr") is not None

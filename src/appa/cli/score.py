@@ -97,6 +97,10 @@ def prior(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of the sampler, instead of the model's.")
     ] = None,
+    understated: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.99, help="Share by which noise is understated, likewise."),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(help="Beyond a window: sequential, as by default, or composed windows."),
@@ -137,6 +141,7 @@ def prior(
         hours=lengths,
         stride=stride,
         steps=steps,
+        understated=understated,
         mode=mode,
         split=split,
         batch=batch,
@@ -146,7 +151,7 @@ def prior(
         device=place,
     )
     found = summarize(scores)
-    about_it = ("split", "mode", "members", "stride", "window", "steps", "residual")
+    about_it = ("split", "mode", "members", "stride", "window", "steps", "understated", "residual")
     told = {k: scores.attrs[k] for k in about_it}
     summary = {"scored": model, "model": about(loaded.config), **told, "lengths": found}
     _write(out, "prior", scores, summary, loaded, data, figures)

@@ -225,7 +225,7 @@ def joined(drawn: Tensor, before: Tensor, window: Window, hours: int) -> Tensor:
     """
     drawn, first, last = drawn.clone(), window.kept.start, window.kept.stop - 1
     n = min(hours, last - first + 1)
-    ramp = 1 - torch.arange(1, n + 1).to(drawn)[:, None, None, None] / (n + 1)
+    ramp = 1 - torch.arange(1, n + 1).to(drawn)[:, None, None, None] / (hours + 1)
     for beside, kept, share in (
         (first - 1, slice(first, first + n), ramp),
         (last + 1, slice(last + 1 - n, last + 1), ramp.flip(0)),

@@ -52,6 +52,7 @@ def score_prior(
     hours: Sequence[int] = (24, 72),
     stride: int | None = None,
     steps: int | None = None,
+    understated: float | None = None,
     mode: str | None = None,
     split: str | tuple[Any, Any] | None = "test",
     channels: Sequence[str] | None = None,
@@ -71,6 +72,7 @@ def score_prior(
         hours: Their lengths :math:`L`.
         stride: The hours :math:`\Delta` between windows, by default the configuration's.
         steps: The steps of the sampler, by default the configuration's.
+        understated: The share by which noise is understated, likewise.
         mode: Beyond a window, `sequential`, windows one after the other, as by default, or
             `composed`.
         split: As in :func:`appa.evaluation.reconstruction.score_autoencoder`.
@@ -110,7 +112,9 @@ def score_prior(
         windows(model, store, split, hours=length, count=members, batch=batch, seed=seed)
         for length in hours
     ]
-    settings = prior_settings(model.config, mode=mode, stride=stride, steps=steps)
+    settings = prior_settings(
+        model.config, mode=mode, stride=stride, steps=steps, understated=understated
+    )
     counts = [window_count(length, window, settings) for length in hours]
     total = sum(n * len(loader.starts) for n, loader in zip(counts, loaders, strict=True))
 
@@ -135,7 +139,7 @@ def score_prior(
                     states = states.unflatten(0, dates.shape)
                     if name == "draws" and remainder is not None:
                         noise = Noise(seed, numbers, hour_numbers(dates), key=(STREAM,))
-                        above = model.above_zero(z, decode)
+                        above = model.above_zero(z, rep, decode)
                         r = remainder.free(
                             length, several, noise, channels=domain.index, above=above
                         )
@@ -157,6 +161,7 @@ def score_prior(
         "stride": stride,
         "window": window,
         "steps": settings.steps,
+        "understated": settings.understated,
         "seed": seed,
     }
     drawn = "none" if remainder is None else "drawn"

@@ -63,6 +63,8 @@ STREAM = 2**20  # tells its noise apart from that of windows, which are counted 
 PAST = 24  # hours; of a planet's r, more would tell what follows by 2 % at most
 ROUNDING = 1e-5  # the variance r is known within
 FAR = 12.0  # standard deviations above a bound, from where it does not matter
+OFTEN = 2.5  # standard deviations that are taken for Gaussian
+TINY = 1e-12
 
 
 class Noise(Protocol):
@@ -245,7 +247,8 @@ class ResidualSampler:
             hours: The number of hours :math:`L` that follow.
             noise: Noise of the members, of which steps `(channel, 2)` are used.
             channels: Which channels those of `past` are, all by default.
-            above: As of :meth:`draw`, over the hours that follow.
+            above: As of :meth:`draw`, in the last hours of `past` that are used and over those that
+                follow.
 
         Returns:
             The draws, standardized, with shape :math:`(M, L, C, H, W)`.
@@ -263,17 +266,22 @@ class ResidualSampler:
             std = torch.from_numpy(rep.std[c]).float().to(device)
             if not bool(std.any()):
                 continue
-            # What was turned is no longer Gaussian, and rain forgets soon: it begins anew.
-            told = 0 if above and c in above else past.shape[1]
-            gain, root = _continuation(rep, c, told, hours)
+            gain, root = _continuation(rep, c, past.shape[1], hours)
             space = self.prior(c, hours).space
             eps = noise((hours, space.size), c, 2).to(device)
             new = space.color(root.to(eps) @ eps)
             # S commutes with what acts on hours alone
+            before = past[:, :, k].to(new)
             if above and c in above:
-                new = bounded(new, above[c], std)
-            mean = torch.einsum("st,mthw->mshw", gain.to(new), past[:, :told, k].to(new))
-            out[:, :, k] = mean + std * new
+                there, split = above[c], past.shape[1]
+                # what was turned is Gaussian no longer, but close to it in units of its own
+                scale = there.scale(std).clip(min=TINY)
+                before = (before / scale[:, :split]).clip(-OFTEN, OFTEN)
+                new = new + torch.einsum("st,mthw->mshw", gain.to(new), before)
+                later = Above(there.state[:, split:], there.rate)
+                out[:, :, k] = std * bounded(new, later, std)
+                continue
+            out[:, :, k] = torch.einsum("st,mthw->mshw", gain.to(new), before) + std * new
         return out
 
     def _observed(self, operators: Sequence[Any]) -> dict[int, list[Piece]]:
@@ -306,26 +314,31 @@ class Above:
     Arguments:
         state: How far :math:`D(z)` is above the bound, :math:`a`, in standard deviations, with
             shape :math:`(M, L, H, W)`.
-        usual: How far states are on average, :math:`\bar a`, with shape :math:`(H, W)`.
+        rate: How fast the variance of :math:`r` grows with it, :math:`k`.
     """
 
     state: Tensor
-    usual: Tensor
+    rate: float
+
+    def scale(self, std: Tensor) -> Tensor:
+        r"""The standard deviation :math:`\sqrt{k s a}` of :math:`r` there, given :math:`s`."""
+        return torch.sqrt(self.rate * std * self.state.to(std).clip(min=0))
 
 
 def bounded(u: Tensor, above: Above, std: Tensor) -> Tensor:
     r"""Turns standard normal draws :math:`u` so that :math:`a + s u` is nowhere negative.
 
-    What the decoder lacks of rain is as variable as there is rain: its variance is close to
-    :math:`v = s^2 a / \bar a`, of which the average is :math:`s^2`. A Gaussian that is cut off at
-    zero has this variance and the mean :math:`a`,
+    What the decoder lacks of rain is as variable as there is rain: on the planet its variance is
+    :math:`v = k s a` within a fifth where it rains, with :math:`k` such that its average is that of
+    :math:`s^2`. A Gaussian that is cut off at zero has this variance and the mean :math:`a`,
 
     .. math:: \max(0, \mu + \sigma u) , \qquad \sigma \, A(t) = a , \qquad
         \frac{B(t)}{A(t)^2} = \frac{a^2 + v}{a^2} , \qquad t = \mu / \sigma ,
 
     with :math:`A(t) = \phi(t) + t \Phi(t)` and :math:`B(t) = (1 + t^2) \Phi(t) + t \phi(t)`: far
     above zero it is Gaussian; near it, seldom anything and then much. Where :math:`v > 6 \cdot 10^4
-    a^2` the variance is less than :math:`v`, and without rain there is none.
+    a^2` the variance is less than :math:`v`, and without rain there is none. Optimal interpolation
+    is not exact for what is turned: its gain takes the variance for :math:`s^2` everywhere.
 
     Arguments:
         u: The draws, with shape :math:`(M, L, H, W)`.
@@ -335,22 +348,20 @@ def bounded(u: Tensor, above: Above, std: Tensor) -> Tensor:
     Returns:
         :math:`u'` for which :math:`a + s u'` is what is said above.
     """
-    tiny = 1e-12
-    a = above.state.to(u).clip(min=0)
-    scale = std * torch.sqrt(a / above.usual.to(u).clip(min=tiny))  # the root of v
+    a, scale = above.state.to(u).clip(min=0), above.scale(std).to(u)
     t = torch.linspace(FAR, -4, 1601, dtype=torch.float64)
     density = torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
     share = torch.special.ndtr(t)
     mean = density + t * share
     ratio = ((1 + t * t) * share + t * density) / mean.square() - 1  # v / a², rising
     keys, t, mean = (v.to(u) for v in (ratio.log(), t, mean.log()))
-    key = 2 * (scale.clip(min=tiny).log() - a.clip(min=tiny).log())
+    key = 2 * (scale.clip(min=TINY).log() - a.clip(min=TINY).log())
     i = torch.searchsorted(keys, key.contiguous()).clip(1, len(keys) - 1)
     part = ((key - keys[i - 1]) / (keys[i] - keys[i - 1])).clip(0, 1)
     found = t[i - 1] + part * (t[i] - t[i - 1])
     sigma = a * torch.exp(-(mean[i - 1] + part * (mean[i] - mean[i - 1])))
     x = torch.where(a > FAR * scale, a + scale * u, sigma * (found + u)).clip(min=0)
-    return torch.where(std == 0, u, (x - above.state.to(u)) / std.clip(min=tiny))
+    return torch.where(std == 0, u, (x - above.state.to(u)) / std.clip(min=TINY))
 
 
 def _continuation(

@@ -43,4 +43,4 @@ def build_denoiser(config: Config, *, checkpointing: bool = False) -> Denoiser:
         checkpointing=checkpointing,
     )
     schedule = RectifiedSchedule(config.schedule.sigma_min, config.schedule.sigma_max)
-    return Denoiser(backbone, schedule, section.understated)
+    return Denoiser(backbone, schedule)

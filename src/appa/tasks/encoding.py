@@ -41,7 +41,7 @@ from ..data.layout import COORDINATES
 from ..data.reading import finite
 from ..data.states import Standardizer
 from ..data.stores import open_store
-from ..data.variables import LEVELS
+from ..data.variables import LEVELS, VARIABLES
 from ..data.windows import WindowLoader
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
@@ -233,7 +233,11 @@ class Encoder:
     def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
         r"""The latents of physical fields on any device, each :math:`(M, T, ...)` with
         :math:`(H, W)` or :math:`(P, H, W)` of all levels, with shape :math:`(M, T, c, h, w)`."""
+        missing = [level for level in self.states.levels if level not in LEVELS]
+        if missing:
+            raise DataError(f"the simulation has no level of {missing[0]} hPa; it has {LEVELS}")
         levels = [LEVELS.index(level) for level in self.states.levels]
+        whole = [VARIABLES[c.variable].missing != "land" for c in self.states.channels]
         # without a copy, where what simulates and what encodes share a device
         taken = {name: torch.from_dlpack(states[name]) for name in self.states.names}
         members, hours = next(iter(taken.values())).shape[:2]
@@ -242,7 +246,11 @@ class Encoder:
             for a in range(0, hours, self.batch):
                 parts = [f[m, a : a + self.batch].to(self.model.device) for f in taken.values()]
                 y = torch.cat([p[:, None] if p.ndim == 3 else p[:, levels] for p in parts], 1)
-                z[m, a : a + self.batch] = self.latents(self.states.standardize(y))
+                # standardized, what is undefined would be the mean
+                if bool(torch.isfinite(y[:, whole].sum())):
+                    z[m, a : a + self.batch] = self.latents(self.states.standardize(y))
+                else:
+                    z[m, a : a + self.batch] = np.nan
         return {"latents": z}
 
     def note(self, writer: StoreWriter, block: int, fields: dict[str, np.ndarray]) -> None:

@@ -49,7 +49,7 @@ from .normals import read_normals
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Model", "standardizer"]
+__all__ = ["RAIN", "Model", "standardizer"]
 
 RAIN = "total_precipitation"
 
@@ -205,30 +205,34 @@ class Model:
         return x if self.normals is None else x + self.normals.to(wide)
 
     @torch.no_grad()
-    def above_zero(self, z: Tensor, batch: int | None = None) -> dict[int, Above]:
+    def above_zero(
+        self, z: Tensor, representation: Representation | None, batch: int | None = None
+    ) -> dict[int, Above]:
         r"""How far decoded precipitation is above none, see
         :func:`appa.observations.residual.bounded`.
 
         Arguments:
             z: Standardized latents :math:`\tilde{z}`, with shape :math:`(M, L, c, h, w)`.
+            representation: The covariance of what the decoder lacks.
             batch: The number of states decoded at once; by default, the members.
 
         Returns:
-            By channel; nothing where the model has none, or no representation error.
+            By channel; nothing where the model has none, or nothing is known of it.
         """
-        if self.standardizer is None or self.representation is None:
+        names = [c.variable for c in self.standardizer.channels] if self.standardizer else []
+        if representation is None or RAIN not in names:
             return {}
-        names = [c.variable for c in self.standardizer.channels]
-        if RAIN not in names:
-            return {}
+        assert self.standardizer is not None
         k, flat = names.index(RAIN), z.flatten(0, 1)
-        parts = [
-            self.decode(flat[i : i + (batch or len(z))].to(self.device))[:, k]
+        parts = [  # copies: a view would keep all channels
+            self.decode(flat[i : i + (batch or len(z))].to(self.device))[:, k].clone()
             for i in range(0, len(flat), batch or len(z))
         ]
         none = (-self.standardizer.mean[k] / self.standardizer.std[k]).item()
-        usual = torch.from_numpy(self.representation.dataset["state"].values[k] - none)
-        return {k: Above((torch.cat(parts) - none).unflatten(0, z.shape[:2]), usual)}
+        std, usual = representation.std[k], representation.dataset["state"].values[k] - none
+        area = representation.grid.area
+        rate = float((area * std**2).sum() / (area * std * usual.clip(min=0)).sum())
+        return {k: Above((torch.cat(parts) - none).unflatten(0, z.shape[:2]), rate)}
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         r"""Decodes, and linearizes the decoder around latents.
@@ -328,7 +332,9 @@ class Model:
         if residual and self.representation is not None:
             noise = Noise(seed, range(members), hour_number(times), key=(STREAM,))
             sampler = ResidualSampler(self.representation, device=self.device)
-            r = sampler.free(hours, members, noise, above=self.above_zero(z, batch))
+            r = sampler.free(
+                hours, members, noise, above=self.above_zero(z, self.representation, batch)
+            )
         return self.to_dataset(z, times, residual=r, batch=batch)
 
     def reanalysis(

@@ -17,7 +17,8 @@ where :math:`p` is the number of probes of curvature, which windows with observa
 observables have while there is noise (:mod:`appa.diffusion.guidance.mmps`), and the backward passes
 of the decoder are products with :math:`A^\top` and with :math:`A` (see
 :mod:`appa.diffusion.guidance.linear`). Hours that are given in
-place of observations are guided too, but are not decoded. In the end every state is decoded once.
+place of observations are guided too, but are not decoded. In the end every state is decoded once,
+and once more where what the decoder lacks is drawn and it may rain.
 
 Operations follow from sizes (:mod:`appa.costs`), and so does memory (:mod:`appa.tasks.memory`).
 Time is measured: one pass of each kind is run on the device, and scaled by their numbers.
@@ -43,7 +44,7 @@ from ..sections import Config
 from .fields import decode_batch, decode_bytes, fields
 from .measuring import measure
 from .memory import Memory, largest_window
-from .model import Model
+from .model import RAIN, Model
 from .precision import Precision
 from .runs import affordable
 from .seen import curved_hours, seen_hours, sizes
@@ -208,6 +209,8 @@ def plan(
         total = total + Passes(decoder_forward=given * members)
     if model.representation is not None and settings.residual:
         total = total + Passes(decoder_forward=int(seen.sum()) * members)  # what residuals fit
+        if RAIN in model.config.data.surface:  # and where it rains
+            total = total + Passes(decoder_forward=hours * members)
     channels = sum(len(field.channels) for field in kept)
     size = channels * math.prod(model.grid.shape)
     size += math.prod(model.config.latent_shape) if latents else 0

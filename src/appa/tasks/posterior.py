@@ -70,6 +70,8 @@ class Posterior:
         self.known = known.to(device) if known is not None else None
         self.known_residual = known_residual
         self._residuals: ResidualSampler | None = None
+        #: The relative residual that the last draw of residuals left.
+        self.interpolated = 0.0
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
         self.precision = Precision.of(settings, device)
         self.window = model.config.window
@@ -161,7 +163,8 @@ class Posterior:
         Returns:
             Standardized latents, with shape :math:`(M, L, c, h, w)`.
         """
-        known, denoiser = None, self.precision.denoiser(self.model.denoiser)
+        understated = self.settings.understated
+        known, denoiser = None, self.precision.denoiser(self.model.denoiser, understated)
         if self.known is not None:
             known = self.known[[m % len(self.known) for m in members]]
         common: dict[str, Any] = {
@@ -237,7 +240,8 @@ class Posterior:
                 past = z.new_zeros(len(z), 0, *self.model.config.state_shape)
             else:
                 past = past[[m % len(past) for m in members]].to(z)
-            above = self.model.above_zero(z[:, self.known.shape[1] :])
+            first = self.known.shape[1] - past.shape[1]
+            above = self.model.above_zero(z[:, first:], self.representation)
             hours = len(self.times) - self.known.shape[1]
             later = self._residuals.forward(past, hours, noise, above=above)
             return torch.cat(
@@ -250,8 +254,10 @@ class Posterior:
             if op is not None
         ]
         departure = torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
-        above = self.model.above_zero(z)
-        return self._residuals.draw(self.operators, departure, noise, above=above)[0]
+        above = self.model.above_zero(z, self.representation)
+        r, report = self._residuals.draw(self.operators, departure, noise, above=above)
+        self.interpolated = report.residual
+        return r
 
     def _numbers(self, members: Sequence[int], seed: int, start: int) -> list[int]:
         r"""Numbers of members in the window that begins at an hour, which tell their signs from

@@ -55,12 +55,14 @@ class Precision:
         half = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype if half else None, enabled=half)
 
-    def denoiser(self, denoiser: Denoiser) -> Denoiser:
-        r"""A denoiser whose network is evaluated in this precision. Weights are shared."""
-        if self.dtype == torch.float32:
+    def denoiser(self, denoiser: Denoiser, understated: float = 0.0) -> Denoiser:
+        r"""A denoiser whose network is evaluated in this precision, with noise understated to it.
+        Weights are shared."""
+        single = self.dtype == torch.float32
+        if single and understated == denoiser.understated:
             return denoiser
-        network = Cast(denoiser.backbone, self)
-        return Denoiser(network, denoiser.schedule, denoiser.understated)
+        network = denoiser.backbone if single else Cast(denoiser.backbone, self)
+        return Denoiser(network, denoiser.schedule, understated)
 
 
 class Cast(nn.Module):

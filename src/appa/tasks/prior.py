@@ -89,7 +89,8 @@ def draw_prior(
                 model, dates, members, settings, seed=seed, batch=batch, advance=bar.advance
             )
     sampler = settings.sampler_of()
-    denoiser = Precision.of(settings, model.device).denoiser(model.denoiser)
+    precision = Precision.of(settings, model.device)
+    denoiser = precision.denoiser(model.denoiser, settings.understated)
     if not settings.sequential(length, window):
         return draw(
             denoiser,

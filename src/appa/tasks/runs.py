@@ -126,7 +126,7 @@ class Run:
                     bar.advance(steps)
                 else:
                     parts.append(Part(chunk, self.seed, hours))
-            residual, misfit, products = 0.0, 0.0, 0
+            residual, misfit, products, interpolated = 0.0, 0.0, 0, 0.0
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
@@ -139,12 +139,21 @@ class Run:
                 residual = max(residual, result.solver_residual)
                 misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
+                interpolated = max(interpolated, result.interpolated)
             self._tell(misfit)
+            if interpolated > ENOUGH / 10:
+                warnings.warn(
+                    "what the decoder lacks was interpolated to a relative residual of "
+                    f"{interpolated:.2g} only: observations are too crowded for it, and analyses "
+                    "may fit them less well than they should; thin them, e.g. --thin 200",
+                    stacklevel=4,
+                )
             if keeper is None or not keeper.resumed:  # of a run that went on, a part is not known
                 ensemble.attrs |= {
                     "solver_residual": residual,
                     "solver_residual_in_the_end": misfit,
                     "solver_products": products,
+                    "residual_solver_residual": interpolated,
                 }
             finished = ensemble.finish()
             if keeper is not None:
@@ -164,6 +173,7 @@ class Run:
             "period": [str(t) for t in self.posterior.times[[0, -1]]],
             "members": self.members,
             "past": hashed(self.posterior.known),
+            "past_residual": hashed(self.posterior.known_residual),
             "statistics": hashed(self.model.statistics),
             "representation": hashed(None if rep is None else rep.dataset),
         }
@@ -204,6 +214,7 @@ class Drawn(NamedTuple):
     solver_residual: float
     solver_misfit: float
     solver_products: int
+    interpolated: float  # the relative residual of what residuals were interpolated with
 
 
 class Part(NamedTuple):
@@ -233,7 +244,8 @@ class Part(NamedTuple):
         )
         r = posterior.residual(z, self.members, self.seed)
         r = None if r is None else r[:, self.hours]
-        return Drawn(z[:, self.hours], r, guidance.residual, guidance.misfit, guidance.products)
+        told = guidance.residual, guidance.misfit, guidance.products, posterior.interpolated
+        return Drawn(z[:, self.hours], r, *told)
 
 
 # ---------------------------------------------------------------- several processes

@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "curvature": 0,
         "representation": "none",
         "residual": False,
+        "understated": 0.0,
     },
     "draft": {"sampler": "multistep", "steps": 16, "iterations": 4, "tolerance": 0.05},
 }

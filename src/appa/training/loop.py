@@ -215,6 +215,6 @@ def _check_latents(run: Path, data: Any) -> None:
     if made is not None and file.exists() and made != digest(read_weights(file)):
         raise DataError(
             f"the latents in {named(data)} were encoded by another autoencoder than {file}, or "
-            "before it was trained further; encode the store again: "
-            f"appa encode {run} STORE LATENTS"
+            "before it was trained further; encode again: "
+            f"appa encode {run} STORE LATENTS, or appa data simulate LATENTS --encode {run}"
         )

@@ -18,7 +18,7 @@ from appa.data.planet.simulation import Plan, simulate
 from appa.data.stores import open_store
 from appa.data.variables import VARIABLES
 from appa.data.windows import runs
-from appa.errors import DataError, UnfinishedStoreError
+from appa.errors import DataError, StoreError, UnfinishedStoreError
 
 
 def test_members_have_years_of_their_own():
@@ -176,6 +176,25 @@ def test_where_it_goes_on_there_is_no_seam(tmp_path, monkeypatch, rests):
     first = 4 if rests == 0 else 0
     hours = 24 * 5 * np.arange(6)[:, None] + np.arange(6) - 24 * 5 * first
     np.testing.assert_allclose(drift, np.broadcast_to(np.maximum(8.0 * hours, 0), (2, 6, 6)))
+
+
+def test_a_state_that_was_damaged_is_told(tmp_path):
+    plan = Plan(members=1, days=10, first_year=1901, spin_up=5, every=12)
+
+    def fails(hour):
+        if hour >= np.datetime64("1901-01-06", "h").astype(int):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(tmp_path / "a.zarr", plan, circulation=Clockwork(fails=fails))
+    state = tmp_path / "a.zarr.partial" / ".appa" / "state.npz"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(StoreError, match="remove it, and they begin again"):
+        simulate(tmp_path / "a.zarr", plan, circulation=Clockwork())
+    state.unlink()
+    simulate(tmp_path / "a.zarr", plan, circulation=Clockwork())
+    values = open_store(tmp_path / "a.zarr")["temperature"][:, 0, 0, 0].values
+    np.testing.assert_array_equal(values, expected(plan))
 
 
 def test_nothing_after_a_block_that_failed_counts_as_done(tmp_path):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import zipfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, StoreError
 from ...progress import progress
 from ..variables import LEVELS, VARIABLES
 from .circulation import GRID, Circulation, Run
@@ -202,7 +203,8 @@ class Transform(Protocol):
         ...
 
     def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
-        r"""What is stored, :math:`(M, T, ...)` each, made of states on their device."""
+        r"""What is stored, :math:`(M, T, ...)` each, made of states on their device; not finite
+        for members whose states are not."""
         ...
 
     def note(self, writer: StoreWriter, block: int, fields: dict[str, np.ndarray]) -> None:
@@ -368,11 +370,16 @@ class _States:
             return
         leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(run)]
         part = self.path.with_suffix(".part")
-        with open(part, "wb") as file:
-            np.savez(file, *leaves, done=done)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        try:
+            with open(part, "wb") as file:
+                np.savez(file, *leaves, done=done)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.path} ({error}); what is finished is kept: make room and rerun"
+            ) from error
         self.last = time.monotonic()
         self.cost = self.last - start
 
@@ -384,9 +391,15 @@ class _States:
         if not self.path.exists():
             return template, 0
         structure = jax.tree_util.tree_structure(template)
-        with np.load(self.path) as saved:
-            leaves = [jnp.asarray(saved[f"arr_{i}"]) for i in range(structure.num_leaves)]
-            return jax.tree_util.tree_unflatten(structure, leaves), int(saved["done"])
+        try:
+            with np.load(self.path) as saved:
+                leaves = [jnp.asarray(saved[f"arr_{i}"]) for i in range(structure.num_leaves)]
+                return jax.tree_util.tree_unflatten(structure, leaves), int(saved["done"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise StoreError(
+                f"{self.path}, where members go on from, cannot be read ({error}); remove it, and "
+                "they begin again"
+            ) from error
 
 
 def _template(plan: Plan, static: dict[str, np.ndarray]) -> xr.Dataset:
