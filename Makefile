@@ -8,12 +8,16 @@ COMPILE := $(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true
 # One thread a process: threads that wait for each other cost more than they give on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test unit lint format clean
 
 demo: $(VENV)/.core
 	$(BIN)/appa demo
 
-test: $(VENV)/.dev lint
+# Types are checked while tests begin: a core is idle otherwise.
+test: $(VENV)/.dev
+	$(MAKE) -j 2 lint unit
+
+unit: $(VENV)/.dev
 	$(BIN)/pytest -q -n 2 --dist loadfile
 
 lint: $(VENV)/.dev

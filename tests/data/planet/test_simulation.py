@@ -237,9 +237,9 @@ def circulation(cache):
 
 @pytest.fixture(scope="module")
 def under_way(circulation):
-    r"""A member after five days, when it has begun to rain."""
+    r"""A member after two days, when it has begun to rain."""
     run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
-    for _ in range(5):
+    for _ in range(2):
         run = circulation.spin_up(run, 1)
     return run
 
@@ -311,7 +311,7 @@ def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulat
 SCRIPT = """
 import sys
 from appa.data.planet.simulation import Plan, simulate
-simulate(sys.argv[1], Plan(members=1, days=4, spin_up=1))
+simulate(sys.argv[1], Plan(members=1, days=3, spin_up=1))
 """
 
 
@@ -329,12 +329,12 @@ def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache, circulation):
     process.wait()
     assert marker.exists(), "it was killed before the first block was written"
     assert not (tmp_path / "killed.zarr").exists(), "it was finished before it could be killed"
-    with pytest.raises(UnfinishedStoreError, match="of 4 blocks"):
+    with pytest.raises(UnfinishedStoreError, match="of 3 blocks"):
         open_store(tmp_path / "killed.zarr")
 
     written = {p: p.stat().st_mtime_ns for p in marker.parents[3].glob("temperature/c/*/*/*/*")}
     for name in ("killed.zarr", "plain.zarr"):
-        plan = Plan(members=1, days=4, spin_up=1)
+        plan = Plan(members=1, days=3, spin_up=1)
         simulate(tmp_path / name, plan, circulation=circulation)
 
     killed, whole = open_store(tmp_path / "killed.zarr"), open_store(tmp_path / "plain.zarr")
