@@ -266,7 +266,9 @@ def test_plan_of_observations(folder):
     args = ["plan", "reanalysis", folder / "model", "--hours", 4, "--members", 1, "--no-measure"]
     args += ["--steps", 1, "--iterations", 1, "--mode", "composed"]
     obs = [folder / "obs.csv", "--start", "2001-01-03T02"]
-    assert re.search(r"decodes +8 forward, 8 backward", run(*args, *obs))
+    told = run(*args, *obs)
+    assert re.search(r"decodes +8 forward, 8 backward", told)
+    assert "impossible coordinates" in told  # nothing is left out without a word
     assert re.search(r"decodes +6 forward, 4 backward", run(*args, "--share", 0.5))
     assert re.search(r"decodes +4 forward, 0 backward", run(*args, "--share", 0))
 

@@ -121,12 +121,17 @@ def _seen(
 ) -> Any:
     r"""The observations, or the share of hours that is to have some."""
     from ..errors import DataError
+    from ..observations import checks
 
     if not observations:
         return share
     if start is None:
         raise DataError("say when the period starts: --start, e.g. --start 2021-03-21T00")
-    return read_period(observations, start, hours, rules, model)[0]
+    found, lost = read_period(observations, start, hours, rules, model)
+    excluded = checks.join([found.excluded, lost])
+    if len(excluded):  # nothing is dropped without a word
+        typer.echo(checks.describe(excluded))
+    return found
 
 
 def _plan(
