@@ -59,7 +59,7 @@ class Precision:
         r"""A denoiser whose network is evaluated in this precision, with noise understated to it.
         Weights are shared."""
         single = self.dtype == torch.float32
-        if single and understated == denoiser.understated:
+        if single and not understated:
             return denoiser
         network = denoiser.backbone if single else Cast(denoiser.backbone, self)
         return Denoiser(network, denoiser.schedule, understated)

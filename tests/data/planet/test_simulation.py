@@ -237,9 +237,9 @@ def circulation(cache):
 
 @pytest.fixture(scope="module")
 def under_way(circulation):
-    r"""A member after two days, when it has begun to rain."""
+    r"""A member after five days, when it has begun to rain."""
     run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
-    for _ in range(2):
+    for _ in range(5):
         run = circulation.spin_up(run, 1)
     return run
 
