@@ -7,8 +7,8 @@
 #                                            some of the steps, their data elsewhere
 #
 # The data take 91 GB, and those of planet-large's autoencoder 75 GB more. Each step goes on where
-# it was when it is killed and called again, and is skipped where it is done. `runs/PRESET` holds
-# the model, `runs/PRESET/scores` what it is worth.
+# it was when it is killed and called again; data and networks that are done are not made again.
+# `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
 set -eu
 
 PRESET=${1:-planet}
@@ -53,7 +53,7 @@ for step in $STEPS; do
         ;;
     encode)
         # A denoiser learns weather by heart sooner than an autoencoder does. It has three days out
-        # of every five, which are encoded as they are simulated: as states they took 270 GB.
+        # of every five, which are encoded as they are simulated: as states they would take 270 GB.
         [ -d "$LATENTS" ] || $APPA data simulate "$LATENTS" --encode "$RUN" --members 36 \
             --held-out 2 --first-year 1901 --days 360 --stretch 72 --each 5
         ;;

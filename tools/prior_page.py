@@ -183,6 +183,8 @@ def commands(models: Sequence[Model]) -> str:
             hours = ",".join(sorted(prior["lengths"], key=int))
             how = f"--members {prior['members']} --hours {hours} --steps {prior['steps']}"
             how += f" --mode {prior.get('mode', COMPOSED)}"
+            if prior.get("understated"):
+                how += f" --understated {prior['understated']:g}"
             lines.append(f"    appa score prior {data} \\\n        {how} \\\n        {where}{part}")
     names = " ".join(f"{m.name}=runs/{m.name}/scores" for m in models)
     return "\n" + "\n".join([*lines, f"    python tools/prior_page.py {names}"]) + "\n\n"

@@ -12,7 +12,7 @@ from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
 from appa.observations.harmonics import Correlated, Harmonics
 from appa.observations.representation import Representation, estimate
-from appa.observations.residual import Above, ResidualSampler, bounded
+from appa.observations.residual import ResidualSampler
 
 from .small_space import compiled, dense, dense_space, dense_time, make_space, places
 
@@ -178,32 +178,6 @@ def test_hours_without_observations_and_channels_without():
     nothing = draw([None], torch.zeros(2, 0), rep, space, Given(2))
     assert nothing[0].shape == (2, 1, 2, 5, 8)
     assert nothing[1].used == 0
-
-
-@pytest.mark.parametrize("above", [0.01, 0.1, 0.5, 1.0, 3.0, 30.0])
-def test_rain_is_nowhere_negative_and_has_its_mean_and_variance(above):
-    r"""Of a standard normal u, integrated by rule: the moments of a + s u', of some a / s, are a
-    and k s a."""
-    u = torch.linspace(-9, 9, 180_001, dtype=torch.float64)
-    std = torch.tensor([[0.3]], dtype=torch.float64)
-    a = above * std.expand(1, len(u), 1, 1)
-    turned = bounded(u[None, :, None, None], Above(a, 1.2), std)
-    x = (a + std * turned).flatten()
-    assert (x > -1e-12).all()
-    density = torch.exp(-u * u / 2) / (2 * np.pi) ** 0.5
-    mean = torch.trapezoid(density * x, u)
-    variance = torch.trapezoid(density * (x - mean) ** 2, u)
-    assert mean.item() == pytest.approx(0.3 * above, rel=1e-3)
-    assert variance.item() == pytest.approx(1.2 * 0.09 * above, rel=5e-3)
-    assert (x.diff() > -1e-12).all()
-
-
-def test_without_rain_there_is_none():
-    std, u = torch.full((2, 3), 0.4), torch.randn(1, 5, 2, 3)
-    dry = torch.tensor([0.0, -0.1, 0.0]).expand(1, 5, 2, 3)
-    there = Above(dry, 1.2)
-    assert torch.allclose(dry + std * bounded(u, there, std), torch.zeros(5, 2, 3), atol=1e-6)
-    assert torch.equal(bounded(u, there, 0 * std), u)
 
 
 def test_land_has_no_r():

@@ -15,7 +15,7 @@ What a sampler comes to has gone through means that were a little wrong, the net
 it, and draws lose variance. It is made up for by understating the noise to it, at levels around
 :math:`\sigma = 10` where that happens,
 
-.. math:: d_\phi(z_t; \sigma_t (1 - u \, e^{-(\log \sigma_t / 10)^2 / 2})) ,
+.. math:: d_\phi(z_t; \sigma_t (1 - u \, e^{-\log^2 (\sigma_t / 10) / 2})) ,
 
 with :math:`u` such that draws have the variance of the truth, see `docs/training.md`. Sampling with
 shifted levels is known against this exposure bias; the share and its place are measured.

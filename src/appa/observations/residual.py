@@ -26,7 +26,7 @@ those between levels) do not move :math:`r`: they have had their say about :math
 Precipitation is nowhere below zero, and mostly near it. A Gaussian :math:`r_b` would be: cut off at
 zero it rained half as much again as it should. Where the decoded state is told, its :math:`r_b` is
 turned into one that has no state below zero and, on average, the same mean and variance: see
-:func:`bounded`.
+:mod:`appa.observations.rain`.
 
 After the last observation :math:`r` goes on from its last hours :math:`p` by itself. Since its
 covariance is separable, each point's own hours are all there is to know, and over the next hours
@@ -38,7 +38,6 @@ covariance is separable, each point's own hours are all there is to know, and ov
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -54,17 +53,16 @@ from ..solvers import cg
 from .blocks import Blocks
 from .errors import check_channels, corners, kinds_of, parts_of, places_std
 from .harmonics import Correlated, Harmonics, root_of
+from .rain import TINY, Above, bounded
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["STREAM", "Above", "Report", "ResidualSampler", "bounded"]
+__all__ = ["STREAM", "Report", "ResidualSampler"]
 
 STREAM = 2**20  # tells its noise apart from that of windows, which are counted from 0
 PAST = 24  # hours; of a planet's r, more would tell what follows by 2 % at most
 ROUNDING = 1e-5  # the variance r is known within
-FAR = 12.0  # standard deviations above a bound, from where it does not matter
 OFTEN = 2.5  # standard deviations that are taken for Gaussian
-TINY = 1e-12
 
 
 class Noise(Protocol):
@@ -273,7 +271,8 @@ class ResidualSampler:
             # S commutes with what acts on hours alone
             before = past[:, :, k].to(new)
             if above and c in above:
-                there, split = above[c], past.shape[1]
+                split = past.shape[1]
+                there = Above(above[c].state[:, -(split + hours) :], above[c].rate)
                 # what was turned is Gaussian no longer, but close to it in units of its own
                 scale = there.scale(std).clip(min=TINY)
                 before = (before / scale[:, :split]).clip(-OFTEN, OFTEN)
@@ -305,63 +304,6 @@ class ResidualSampler:
             rows = _rows(operators, pieces, self.rep, self.space, channel, prior.time[0])
             self._kept[channel] = rows.to(self.device)
         return self._kept[channel]
-
-
-@dataclass(frozen=True)
-class Above:
-    r"""Where a channel is that is bounded from below.
-
-    Arguments:
-        state: How far :math:`D(z)` is above the bound, :math:`a`, in standard deviations, with
-            shape :math:`(M, L, H, W)`.
-        rate: How fast the variance of :math:`r` grows with it, :math:`k`.
-    """
-
-    state: Tensor
-    rate: float
-
-    def scale(self, std: Tensor) -> Tensor:
-        r"""The standard deviation :math:`\sqrt{k s a}` of :math:`r` there, given :math:`s`."""
-        return torch.sqrt(self.rate * std * self.state.to(std).clip(min=0))
-
-
-def bounded(u: Tensor, above: Above, std: Tensor) -> Tensor:
-    r"""Turns standard normal draws :math:`u` so that :math:`a + s u` is nowhere negative.
-
-    What the decoder lacks of rain is as variable as there is rain: on the planet its variance is
-    :math:`v = k s a` within a fifth where it rains, with :math:`k` such that its average is that of
-    :math:`s^2`. A Gaussian that is cut off at zero has this variance and the mean :math:`a`,
-
-    .. math:: \max(0, \mu + \sigma u) , \qquad \sigma \, A(t) = a , \qquad
-        \frac{B(t)}{A(t)^2} = \frac{a^2 + v}{a^2} , \qquad t = \mu / \sigma ,
-
-    with :math:`A(t) = \phi(t) + t \Phi(t)` and :math:`B(t) = (1 + t^2) \Phi(t) + t \phi(t)`: far
-    above zero it is Gaussian; near it, seldom anything and then much. Where :math:`v > 6 \cdot 10^4
-    a^2` the variance is less than :math:`v`, and without rain there is none. Optimal interpolation
-    is not exact for what is turned: its gain takes the variance for :math:`s^2` everywhere.
-
-    Arguments:
-        u: The draws, with shape :math:`(M, L, H, W)`.
-        above: Where the states are.
-        std: The standard deviation :math:`s`, with shape :math:`(H, W)`.
-
-    Returns:
-        :math:`u'` for which :math:`a + s u'` is what is said above.
-    """
-    a, scale = above.state.to(u).clip(min=0), above.scale(std).to(u)
-    t = torch.linspace(FAR, -4, 1601, dtype=torch.float64)
-    density = torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
-    share = torch.special.ndtr(t)
-    mean = density + t * share
-    ratio = ((1 + t * t) * share + t * density) / mean.square() - 1  # v / a², rising
-    keys, t, mean = (v.to(u) for v in (ratio.log(), t, mean.log()))
-    key = 2 * (scale.clip(min=TINY).log() - a.clip(min=TINY).log())
-    i = torch.searchsorted(keys, key.contiguous()).clip(1, len(keys) - 1)
-    part = ((key - keys[i - 1]) / (keys[i] - keys[i - 1])).clip(0, 1)
-    found = t[i - 1] + part * (t[i] - t[i - 1])
-    sigma = a * torch.exp(-(mean[i - 1] + part * (mean[i] - mean[i - 1])))
-    x = torch.where(a > FAR * scale, a + scale * u, sigma * (found + u)).clip(min=0)
-    return torch.where(std == 0, u, (x - above.state.to(u)) / std.clip(min=TINY))
 
 
 def _continuation(

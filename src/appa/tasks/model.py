@@ -29,9 +29,10 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import Noise, hour_number
 from ..errors import DataError
 from ..nn.autoencoder import Autoencoder
+from ..observations.rain import Above
 from ..observations.representation import FILE as REPRESENTATION
 from ..observations.representation import Representation
-from ..observations.residual import STREAM, Above, ResidualSampler
+from ..observations.residual import STREAM, ResidualSampler
 from .folders import (
     AUTOENCODER,
     DENOISER,
@@ -209,7 +210,7 @@ class Model:
         self, z: Tensor, representation: Representation | None, batch: int | None = None
     ) -> dict[int, Above]:
         r"""How far decoded precipitation is above none, see
-        :func:`appa.observations.residual.bounded`.
+        :func:`appa.observations.rain.bounded`.
 
         Arguments:
             z: Standardized latents :math:`\tilde{z}`, with shape :math:`(M, L, c, h, w)`.

@@ -254,10 +254,12 @@ def simulate(
         return run
 
     template = _template(plan, circulation.static())
+    if transform:  # which knows its plan from then on
+        template = transform.template(template)
     with (
         StoreWriter(
             path,
-            transform.template(template) if transform else template,
+            template,
             block=plan.stored // plan.every,
             compression=compression,
             plan={"job": "simulate", **plan.described(), **(transform.plan if transform else {})},
