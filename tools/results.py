@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # where others draw, this one only looks after them
     worker = Worker(plan if plan.processes == 1 else replace(plan, device="cpu"))
     first, last = args.between.split(",") if args.between else split_of(worker)
-    dates = choose_dates(worker.store, plan.before, plan.after, args.dates, first, last)
+    dates = choose_dates(worker.store, plan.known, plan.after, args.dates, first, last)
     apart(worker, dates)
     names = {job.name for job in worker.jobs(0)}
     for name in plan.only:
@@ -116,6 +116,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--covariance", help="of optimal interpolation, which is left out without")
     add("--tuned", help="its settings, see: appa baseline tune")
     add("--interpolated", default="", help="its windows besides the first, hours with commas")
+    add("--cycled", type=int, default=plan.cycled, help="hours until a date that the LETKF has")
+    add("--letkf", help="settings of the LETKF, which is left out without")
+    add("--rarely", type=int, default=plan.rarely, help="it is of every so many dates")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--processes", type=int, default=1, help="how many share the device")
     add("--batch", type=int, help="members drawn at once; as many as memory allows")
@@ -148,6 +151,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
             settings[key] = value
     if args.tuned and not args.covariance:
         raise SystemExit("settings of optimal interpolation were given, and no covariance of it")
+    if args.letkf and args.cycled < 1:
+        raise SystemExit("settings of the LETKF were given, and no hours to cycle over: --cycled")
     if args.source not in (windows := tuple(map(int, words(args.windows)))):
         raise SystemExit(f"forecasts start from {args.source} hours, which is no window: {windows}")
     return Plan(
@@ -171,6 +176,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
         covariance=args.covariance,
         tuned=args.tuned,
         interpolated=tuple(map(int, words(args.interpolated))),
+        letkf=args.letkf,
+        cycled=args.cycled,
+        rarely=args.rarely,
         device=args.device,
         processes=args.processes,
         batch=args.batch,
@@ -227,6 +235,8 @@ def choose_dates(
 
 def apart(worker: Worker, dates: Sequence[np.datetime64]) -> None:
     r"""Raises where what optimal interpolation knows was tuned on a date, or estimated from it."""
+    for now in dates if worker.filter is not None else ():
+        worker.filter.untouched(now - HOUR * np.arange(worker.plan.known)[::-1])
     for now in dates if worker.covariance is not None else ():
         times = now - HOUR * np.arange(worker.plan.before)[::-1]
         worker.tuned.untouched(times)
@@ -332,6 +342,7 @@ def about(worker: Worker, place: str, dates: Sequence[np.datetime64]) -> dict[st
         "settings": worker.settings.model_dump(),
         "window": model.config.window,
         "interpolation": interpolation(worker),
+        "letkf": None if worker.filter is None else asdict(worker.filter) | {"hours": plan.cycled},
         "variations": [[v.product, v.name, v.group, plan.hours_of(v)] for v in plan.variations],
     }
 

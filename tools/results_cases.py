@@ -12,6 +12,7 @@ observations, noise, scores), while another draws.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,16 +31,23 @@ from appa.errors import AppaError
 from appa.evaluation.balances import balances
 from appa.evaluation.baselines import climate, persistence
 from appa.evaluation.covariances import Covariance
+from appa.evaluation.cycling import Cycling
+from appa.evaluation.cycling import Settings as Filter
 from appa.evaluation.distributions import spectra
 from appa.evaluation.interpolation import Settings as Tuned
 from appa.evaluation.interpolation import interpolate
 from appa.evaluation.multivariate import spread_spectra
+from appa.evaluation.perfect import cycle
 from appa.evaluation.ranking import rank_counts
+from appa.tasks.analyses import open_analysis
 from appa.tasks.assimilation import given_observations
 from appa.tasks.ensembles import to_dataset
 from appa.tasks.settings import Settings
+from appa.tasks.simulated import synthesize
 
 __all__ = ["Job", "Worker"]
+
+TRAJECTORIES = 8  # that the first members of the LETKF are taken from
 
 
 class Job(NamedTuple):
@@ -61,6 +69,8 @@ class Worker(Draws):
         super().__init__(plan)
         self.covariance = Covariance.load(plan.covariance) if plan.covariance else None
         self.tuned = Tuned.load(plan.tuned) if plan.tuned else Tuned()
+        self.filter = Filter.load(plan.letkf) if plan.letkf else None
+        self.cycling: Cycling | None = None
         self.took: dict[str, float] = {}
 
     # ---------------------------------------------------------------- what there is to do
@@ -90,6 +100,8 @@ class Worker(Draws):
                 kinds += ["interpolation-ranks", "interpolation-spectra"]
             names = tuple(f"{kind}-{hours}" for kind in kinds)
             found.append(Job(names[0], names, partial(self._interpolation, hours)))
+        if self.filter is not None and number % plan.rarely == 0:
+            found.append(Job("letkf", ("letkf",), self._letkf))
         for v in plan.variations if number % plan.each == 0 else ():
             if self._varies(v):
                 found.append(Job(v.product, (v.product,), partial(self._variation, v)))
@@ -283,6 +295,30 @@ class Worker(Draws):
         energy = by_state(partial(spectra, variables=few, workers=1), two, self.truth)
         found[f"interpolation-spectra-{hours}"] = energy
         return found
+
+    def _letkf(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
+        r"""The last hour of a filter that is cycled with the planet's own model until now."""
+        plan, begun = self.plan, time.perf_counter()
+        if self.cycling is None:  # compiled once
+            self.cycling = Cycling(self.filter)
+        names = [n for n in self.truth.data_vars if n in self.store]
+        hours = self.now - HOUR * np.arange(plan.cycled)[::-1]
+        truth = self.store[names].sel(time=hours).load()
+        seen = synthesize(self.model, truth, self.network(), plan.seed)
+        with tempfile.TemporaryDirectory() as folder:
+            path = cycle(
+                seen,
+                hours[0],
+                plan.cycled,
+                Path(folder) / "letkf.zarr",
+                discard=plan.cycled - 1,
+                seed=plan.seed,
+                trajectories=TRAJECTORIES,
+                cycling=self.cycling,
+            )
+            analysis = open_analysis(path).load()
+        cost = {"seconds": time.perf_counter() - begun, "cycles": plan.cycled}
+        return {"letkf": self.averages(analysis, cost)}
 
     def _variation(self, v: Variation, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
         hours = self.plan.hours_of(v)

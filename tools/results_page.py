@@ -218,6 +218,53 @@ def interpolation(results: Results) -> str:
     return table(["against optimal interpolation", *results.shown], rows) + "\n" + told
 
 
+def letkf(results: Results) -> str:
+    r"""The last hour by the LETKF, by filters and by optimal interpolation, of the same dates."""
+    if "letkf" not in results.parts:
+        return "\nNo settings of it were given.\n\n"
+    control, parts = results.runs("letkf"), []
+    others = [f"reanalysis-{h}" for h in results.windows if h >= results.first]
+    others = [p for p in (*others, f"interpolation-{results.first}") if p in results.parts]
+    for score in ("skill", "crps", "ratio"):
+        rows, first = [], None
+        for product in others:
+            found = compare(control, results.runs(product, last=True))
+            at = found.isel(region=0)
+            if first is None:
+                first = ["LETKF", *(_value(at, c, f"{score}_a") for c in results.shown)]
+                rows.append([*first, str(found.attrs["dates"])])
+            kind, _, hours = product.rpartition("-")
+            words = f"{'filter' if kind == 'reanalysis' else kind}, {hours} h"
+            cells = [_value(at, c, f"{score}_b") for c in results.shown]
+            if score != "ratio":
+                cells = [
+                    f"{cell} ({change(found, c, score)})"
+                    for cell, c in zip(cells, results.shown, strict=True)
+                ]
+            rows.append([words, *cells, str(found.attrs["dates"])])
+        header = [f"{SCORES[score]}", *heads(results, results.shown, score), "dates"]
+        parts.append(table(header, rows))
+    told = results.about["letkf"]
+    seconds = np.mean([ds.attrs["seconds"] for ds in results.parts["letkf"].values()])
+    words = ", ".join(f"{k} {told[k]}" for k in ("members", "length", "depth", "inflation"))
+    words += f", relaxation {told['relaxation']}, representation {told['representation']}"
+    return (
+        "\n".join(parts)
+        + f"\nIts settings: {words}; cycled hourly over {told['hours']} hours until a date, from "
+        f"other weather of the season, in {seconds:.0f} s. Tuned on "
+        + ", ".join(f"{a} to {b}" for a, b in told["tuned"])
+        + ".\n"
+    )
+
+
+def _value(at: xr.Dataset, channel: str, name: str) -> str:
+    r"""A number of a comparison in the unit of its channel."""
+    here = at.sel(channel=channel)
+    scale = 1.0 if name.startswith("ratio") else look_of(here)[0]
+    value = scale * float(here[name])
+    return number(value, digits_of(value))
+
+
 def variations(results: Results) -> str:
     r"""Skill, CRPS, ratio and cost of variations, beside the run they are compared with."""
     known = {results.main: ("as it is set", "", results.first)}
@@ -289,6 +336,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "energies": energies,
     "balances": balanced,
     "interpolation": interpolation,
+    "letkf": letkf,
     "variations": variations,
 }
 

@@ -56,6 +56,7 @@ VARIATIONS = (
     Variation("iterations 2", "iterations", {"iterations": 2, "tolerance": 0.0}),
     Variation("iterations 5", "iterations", {"iterations": 5, "tolerance": 0.0}),
     Variation("iterations 60", "iterations", {"iterations": 60, "tolerance": 1e-3}),
+    Variation("not understated", "prior", {"understated": 0.0}),
     Variation("steps 12", "steps", {"steps": 12}),
     Variation("steps 24", "steps", {"steps": 24}),
     Variation("steps 72", "steps", {"steps": 72}),
@@ -95,6 +96,9 @@ class Plan:
     covariance: str | None = None
     tuned: str | None = None
     interpolated: tuple[int, ...] = ()
+    letkf: str | None = None
+    cycled: int = 0
+    rarely: int = 4
     device: str = "cpu"
     processes: int = 1
     batch: int | None = None
@@ -104,6 +108,12 @@ class Plan:
     def before(self) -> int:
         r"""The hours that are observed at most, until now."""
         return max(self.windows)
+
+    @property
+    def known(self) -> int:
+        r"""The hours that a date has before it, itself among them: those that the LETKF cycles
+        over may be more than any window has."""
+        return max(self.before, self.cycled)
 
     @property
     def controlled(self) -> tuple[int, ...]:
