@@ -27,7 +27,7 @@ from ..machine import free_memory
 from ..progress import progress
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
-from .memory import Memory, largest_window
+from .memory import Memory, ResidualMemory, largest_window
 from .model import Model
 from .output import EnsembleWriter
 from .posterior import Posterior
@@ -125,7 +125,7 @@ class Run:
                 ):
                     bar.advance(steps)
                 else:
-                    parts.append(Part(chunk, self.seed, hours))
+                    parts.append(Part(chunk, self.seed))
             residual, misfit, products, interpolated = 0.0, 0.0, 0, 0.0
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
@@ -133,13 +133,14 @@ class Run:
             else:
                 drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
             for part, result in zip(parts, drawn, strict=True):
-                ensemble.write(list(part.members), slice(None), result.z, result.residual)
+                r = self.posterior.residual(result.z, part.members, self.seed, hours)
+                ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 if keeper is not None:
                     keeper.done(part.name)
                 residual = max(residual, result.solver_residual)
                 misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
-                interpolated = max(interpolated, result.interpolated)
+                interpolated = max(interpolated, 0.0 if r is None else r.left)
             self._tell(misfit)
             if interpolated > ENOUGH / 10:
                 warnings.warn(
@@ -187,6 +188,9 @@ class Run:
         most, posterior.at_once = affordable(
             self.model, posterior.settings, *observed, self.workers
         )
+        if posterior.representation is not None:
+            drawing = ResidualMemory.of(self.model, len(posterior.times))
+            posterior.residuals_at_once = drawing.affordable(free_memory(self.model.device))
         if self.batch is None and kept is not None:
             return int(kept["members"])
         batch = min(-(-self.members // self.workers), self.batch or most)
@@ -207,14 +211,12 @@ class Run:
 
 
 class Drawn(NamedTuple):
-    r"""What was drawn: latents and residuals of the hours that are given out, and how it went."""
+    r"""What was drawn: latents of the whole period, and how it went."""
 
     z: Tensor
-    residual: Tensor | None
     solver_residual: float
     solver_misfit: float
     solver_products: int
-    interpolated: float  # the relative residual of what residuals were interpolated with
 
 
 class Part(NamedTuple):
@@ -222,7 +224,6 @@ class Part(NamedTuple):
 
     members: range
     seed: int
-    hours: slice
 
     @property
     def name(self) -> str:
@@ -242,10 +243,7 @@ class Part(NamedTuple):
             keeper=keeper,
             name=self.name,
         )
-        r = posterior.residual(z, self.members, self.seed)
-        r = None if r is None else r[:, self.hours]
-        told = guidance.residual, guidance.misfit, guidance.products, posterior.interpolated
-        return Drawn(z[:, self.hours], r, *told)
+        return Drawn(z, guidance.residual, guidance.misfit, guidance.products)
 
 
 # ---------------------------------------------------------------- several processes
