@@ -116,6 +116,7 @@ class Run:
                 )
                 keeper = stack.enter_context(RunState(folder, key))
             batch = self._batch(keeper)
+            ensemble.most = max(1, ensemble.most // self._shares)
             chunks = [range(i, min(i + batch, self.members)) for i in range(0, self.members, batch)]
             bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
             parts = []
@@ -179,6 +180,11 @@ class Run:
             "representation": hashed(None if rep is None else rep.dataset),
         }
 
+    @property
+    def _shares(self) -> int:
+        r"""How many processes share the memory: while several draw, one more writes."""
+        return 1 if self.workers == 1 else self.workers + 1
+
     def _batch(self, keeper: RunState | None) -> int:
         r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
         kept = keeper.load("batch") if keeper else None
@@ -186,11 +192,12 @@ class Run:
         sizes = [len(op) for op in posterior.operators if op is not None]
         observed = largest_window(sizes, posterior.window)
         most, posterior.at_once = affordable(
-            self.model, posterior.settings, *observed, self.workers
+            self.model, posterior.settings, *observed, self._shares
         )
         if posterior.representation is not None:
             drawing = ResidualMemory.of(self.model, len(posterior.times))
-            posterior.residuals_at_once = drawing.affordable(free_memory(self.model.device))
+            free = free_memory(self.model.device) // self._shares
+            posterior.residuals_at_once = drawing.affordable(free)
         if self.batch is None and kept is not None:
             return int(kept["members"])
         batch = min(-(-self.members // self.workers), self.batch or most)
