@@ -169,7 +169,8 @@ class Draws:
                 if not bool(torch.isfinite(z).all()):
                     raise Diverged
                 parts.append(z)
-                residuals.append(posterior.residual(z, members, plan.seed))
+                r = posterior.residual(z, members, plan.seed)
+                residuals.append(None if r is None else r.whole())
                 products += guidance.products * len(members)
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)

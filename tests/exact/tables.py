@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .affine import Errors, compare, paired
 from .cases import CASES, Case, long, mixed, single
 from .composition import chained, composed
 from .drawing import (
+    Draws,
     composed_draws,
     converged,
     default_guidance,
@@ -68,17 +70,21 @@ def cells(e: Errors) -> list[str]:
     return [f"{e.mean:.3f}", percent(e.cov), *signed]
 
 
-def one_window() -> Table:
+WINDOW: dict[str, Callable[[str], Case]] = {
+    "dense": lambda memory: long("dense", memory, 24, 4),
+    "dense, 9 hours": lambda memory: long("dense", memory, 9, 4),
+    "mixed 1 % and 10 %": lambda memory: mixed(memory, dims=3, count=6),
+    "one observation": lambda memory: single(0.1, memory),
+    "none": lambda memory: long("none", memory, 24, 4),
+}
+
+
+def one_window(cases: Sequence[str] = tuple(WINDOW)) -> Table:
     r"""Trajectories up to a window, converged solves."""
     rows = []
     for memory in ("ar1", "ar2"):
-        for name, x in (
-            ("dense", long("dense", memory, 24, 4)),
-            ("dense, 9 hours", long("dense", memory, 9, 4)),
-            ("mixed 1 % and 10 %", mixed(memory, dims=3, count=6)),
-            ("one observation", single(0.1, memory)),
-            ("none", long("none", memory, 24, 4)),
-        ):
+        for name in cases:
+            x = WINDOW[name](memory)
             e = compare(composed_draws(x).moments(), x.posterior, x.network.seen)
             size = f"{len(x.network)} / {x.hours * x.process.dims}"
             rows.append([NAMES[memory], name, size, *cells(e)])
@@ -119,29 +125,37 @@ def samplers() -> Table:
     return Table(["sampler", "evaluations", *[f"sd {s:g}" for s in STDS]], rows)
 
 
-def window_cases() -> dict[str, Case]:
-    return {"dense": long("dense", "ar2", 24, 4), "mixed": mixed("ar2", dims=3, count=6)}
+PAIR: dict[str, Callable[[], Case]] = {
+    "dense": lambda: long("dense", "ar2", 24, 4),
+    "mixed": lambda: mixed("ar2", dims=3, count=6),
+}
 
 
-def solvers() -> Table:
-    r"""MMPS with solves that stop early."""
+@cache
+def window_case(name: str) -> tuple[Case, Draws, Gaussian]:
+    r"""A case, what draws of converged MMPS give of it, and the moments of these."""
+    x = PAIR[name]()
+    draws = composed_draws(x)
+    return x, draws, draws.moments()
+
+
+def solvers(chosen: Sequence[int] | None = None, cases: Sequence[str] = tuple(PAIR)) -> Table:
+    r"""MMPS with solves that stop early; some of the rows, or all."""
     rows = []
     s = default_guidance()
     settings = [("gmres", n, 0.0) for n in (1, 2, 5, 10, 20)]
     settings += [("cg", n, 0.0) for n in (2, 5, 10, 20)]
     settings += [("gmres", 1000, 0.1), ("gmres", 1000, 0.01), ("gmres", 1000, 0.001)]
     settings += [(s.solver, s.iterations, s.tolerance)]
-    exact = {}
-    for name, x in window_cases().items():
-        near = composed_draws(x)
-        exact[name] = (x, near, near.moments())
     for i, (solver, iterations, tolerance) in enumerate(settings):
+        if chosen is not None and i not in chosen:
+            continue
         row = [f"`{solver}`"]
         row.append(f"{iterations}" if iterations < 1000 else "any")
         row.append(f"{tolerance:g}" if tolerance else "–")
         if i == len(settings) - 1:
             row[0] += ", the default"
-        for x, near, known in exact.values():
+        for x, near, known in map(window_case, cases):
             g = GUIDANCES["mmps"](solver=solver, iterations=iterations, tolerance=tolerance)
             d = composed_draws(x, guidance=g)
             got = paired(d.sample, near.sample, d.size, DRAWS, known)
@@ -150,18 +164,17 @@ def solvers() -> Table:
             row += [f"{products:.1f}", f"{e.mean:.2f}", percent(e.seen, True)]
         rows.append(row)
     header = ["solver", "iterations", "tolerance"]
-    for name in window_cases():
+    for name in cases:
         header += [f"{name}: products", "mean", "observed"]
     return Table(header, rows)
 
 
-def guidances() -> Table:
+def guidances(names: Sequence[str] = tuple(GUIDANCES), cases: Sequence[str] = tuple(PAIR)) -> Table:
     r"""Other guidances, from draws beside those of converged MMPS."""
     rows = []
-    cases = [(x, d, d.moments()) for x in window_cases().values() for d in [composed_draws(x)]]
-    for name in GUIDANCES:
+    for name in names:
         row = [f"`{name}`"]
-        for x, near, known in cases:
+        for x, near, known in map(window_case, cases):
             got = known
             if name != "mmps":
                 g = GUIDANCES[name](iterations=200, tolerance=1e-3)
@@ -171,7 +184,7 @@ def guidances() -> Table:
             row += [short(e.mean), percent(e.seen, True), short(e.spread)]
         rows.append(row)
     header = ["guidance"]
-    for name in window_cases():
+    for name in cases:
         header += [f"{name}: mean", "observed", "spread"]
     return Table(header, rows)
 
@@ -219,20 +232,24 @@ def lengths(
     return Table(["memory", "windows", *CASES], rows)
 
 
-def agreement() -> Table:
+DRAWN: dict[str, Callable[[Case], Draws]] = {
+    "composed": composed_draws,
+    "sequential": sequential_draws,
+}
+
+
+def agreement(names: Sequence[str] = tuple(DRAWN), cases: Sequence[str] = CASES) -> Table:
     r"""The package's draws against the references of the table above."""
     rows = []
-    for name, draws, reference in (
-        ("composed", composed_draws, composed),
-        ("sequential", sequential_draws, METHODS["sequential"]),
-    ):
+    for name in names:
+        draws, reference = DRAWN[name], METHODS[name]
         row = [name]
-        for case in CASES:
+        for case in cases:
             x = long(case)
             e = compare(draws(x).moments(), reference(x), x.network.seen)
             row.append(percent(e.cov))
         rows.append(row)
-    return Table(["windows", *CASES], rows)
+    return Table(["windows", *cases], rows)
 
 
 def memory_hours() -> float:
@@ -256,8 +273,8 @@ def windows(choices: Sequence[tuple[int, int]] = WINDOWS) -> Table:
     return Table(["window", "stride", "window / memory", *CASES, "none"], rows)
 
 
-def mixtures() -> Table:
-    r"""Weights of modes, in points, the worst of each mixture."""
+def mixtures(labels: Sequence[str] | None = None) -> Table:
+    r"""Weights of modes, in points, the worst of each mixture; some of the rows, or all."""
     s = default_sampler()
     settings: dict[str, tuple[Sampler, Guidance]] = {
         "`mmps`, the default": (s, converged()),
@@ -274,6 +291,8 @@ def mixtures() -> Table:
     settings |= {f"`{name}`": (s, GUIDANCES[name]()) for name in GUIDANCES if name != "mmps"}
     rows = []
     for label, (sampler, g) in settings.items():
+        if labels is not None and label not in labels:
+            continue
         row = [label, str(sampler.evaluations)]
         for m in MIXTURES.values():
             off = np.abs(m.drawn(4096, sampler=sampler, guidance=g) - m.posterior()).max()
@@ -282,13 +301,18 @@ def mixtures() -> Table:
     return Table(["guidance", "evaluations", *[f"y = {name}" for name in MIXTURES]], rows)
 
 
-def speeds(latents: Sequence[int] = (64, 256, 1024)) -> Table:
+PROBES = {"the default": None, "`curvature: 0`": 0, "`curvature: 8`": 8}
+
+
+def speeds(
+    latents: Sequence[int] = (64, 256, 1024), labels: Sequence[str] = tuple(PROBES)
+) -> Table:
     r"""A wind of which the speed is seen, among latents of any number."""
-    settings = {"the default": None, "`curvature: 0`": 0, "`curvature: 8`": 8}
     mean, std = Speed(latents[0]).posterior()
     rows = [["exact", *[f"{mean:.2f}, {std:.2f}"] * len(latents)]]
-    for label, probes in settings.items():
-        draws = [Speed(n).drawn(1024, guidance=converged(probes=probes)) for n in latents]
+    for label in labels:
+        g = converged(probes=PROBES[label])
+        draws = [Speed(n).drawn(1024, guidance=g) for n in latents]
         rows.append([f"`mmps`, {label}", *[f"{u.mean():.2f}, {u.std():.2f}" for u in draws]])
     return Table(["guidance", *[f"{n:,} latents" for n in latents]], rows)
 

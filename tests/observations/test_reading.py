@@ -115,9 +115,30 @@ def test_units_from_a_column_an_argument_or_a_name():
     unknown = read_observations(long(elevation=[100, -999.9, 99999]))
     assert unknown.points["elevation"].isna().tolist() == [False, True, True]
     with pytest.raises(DataError, match="'Celcius' is unknown; did you mean '°C'"):
-        read_observations(long(units="Celcius"))
+        read_observations(long(units="Celcius"))  # nothing is left
     with pytest.raises(DataError, match="'t2mm', which is unknown; did you mean"):
         read_observations(long(), units={"t2mm": "K"})
+
+
+def test_a_row_in_a_unit_of_another_kind_is_counted():
+    r"""One bad row costs no other, whatever else it is asked for; a column's unit must convert."""
+    frame = long(value=[15.0, 2.0, 288.15], units=["°C", "m", "K"])
+    for bad, told in (("m", "is of another kind"), ("Celcius", "did you mean '°C'")):
+        found = read_observations(frame.assign(units=["°C", bad, "K"]))
+        np.testing.assert_allclose(found.points["value"], 288.15)
+        assert counts(found) == {"unit unknown or of another kind": 1}
+        assert f"row 1: variable=2m_temperature, units={bad}; " in found.excluded["example"][0]
+        assert told in found.excluded["example"][0]
+    kelvins = frame.drop(columns="error").assign(value=[288.0, 2.0, 288.15], units=["", "m", "K"])
+    assert len(read_observations(kelvins, error={"t2m": 1.0})) == 2  # of one unit, not several
+    with pytest.raises(DataError, match=r"(?s)1 of 3 observations.*of another kind"):
+        read_observations(frame, strict=True)
+    with pytest.raises(DataError, match=r"(?s)no observation is left of 3.*of another kind"):
+        read_observations(frame.assign(units="m"))
+    with pytest.raises(DataError, match="m is of another kind"):
+        read_observations(frame, units={"t2m": "m"})
+    with pytest.raises(DataError, match="m is of another kind"):
+        read_observations(long().drop(columns="value").assign(**{"value [m]": 288.0}))
 
 
 def test_a_column_in_another_unit_is_refused_as_a_whole():

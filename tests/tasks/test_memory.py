@@ -11,7 +11,7 @@ import torch
 
 from appa.config import Config, load_config
 from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.memory import SHARE, Memory, denoiser_graph, linearization
+from appa.tasks.memory import SHARE, Memory, ResidualMemory, denoiser_graph, linearization
 
 from ..nn.mixed import mixed
 from . import small
@@ -96,6 +96,14 @@ def test_no_less_is_planned_than_was_measured(preset, members, hours, measured):
         states = build_autoencoder(config).at_once
     planned = Memory(config).total(members, hours, 436_859, states) / 2**30
     assert 1 <= planned / measured < 1.6
+
+
+def test_no_less_is_planned_for_residuals_than_was_measured():
+    r"""GiB on a CPU at 0.25°, of harmonics, and of a member's observed northward wind, which takes
+    most, over six hours."""
+    memory = ResidualMemory(load_config("era5-0.25deg"), 6)
+    assert 1 <= memory.once / 2**30 / 0.738 < 1.6
+    assert 1 <= memory.member / 2**30 / 0.484 < 1.6
 
 
 def test_affordable():

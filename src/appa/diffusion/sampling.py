@@ -107,14 +107,14 @@ class Noise:
 
     def __call__(self, shape: Sequence[int], *step: int) -> Tensor:
         r"""Noise with shape :math:`(M, *)`, in single precision, the same for the same step."""
-        noise = []
-        for member, hour in zip(self.members, self.hours, strict=True):
+        noise = torch.empty(len(self.members), *shape)  # filled in place: it may be large
+        for i, (member, hour) in enumerate(zip(self.members, self.hours, strict=True)):
             key = (hour, *self.key, *step)
             sequence = np.random.SeedSequence([self.seed, member], spawn_key=key)
             state = sequence.generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
-            noise.append(torch.randn(tuple(shape), generator=generator))
-        return torch.stack(noise)
+            torch.randn(tuple(shape), generator=generator, out=noise[i])
+        return noise
 
 
 class Keeper(Protocol):

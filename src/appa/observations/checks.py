@@ -5,11 +5,13 @@ first that applies:
 
 .. code-block:: text
 
-    not a number → no date → impossible coordinates → unknown variable → level → plausible range →
-    error → tolerance → duplicate
+    not a number → no date → impossible coordinates → unknown variable → unit → level →
+    plausible range → error → tolerance → duplicate
 
 A value may leave the plausible range by five of its errors, but by no more than a tenth of the
-range: noise is not clipped, and a dry gauge may read a little below zero.
+range: noise is not clipped. The ranges of precipitation, humidity, water vapour and wind speed
+begin at zero. Below it five errors are all that counts, up to the range itself: a dry gauge may
+read below zero by what its error explains, and by nothing more.
 
 What passes for plausible can still be wrong. Against a background with departure
 :math:`d = y - \mathcal{A}(\bar{x})` and spread :math:`s`, an observation with error :math:`\sigma`
@@ -56,6 +58,7 @@ NUMBER = "not a number"
 DATE = "no date"
 COORDINATES = "impossible coordinates"
 UNKNOWN = "unknown variable"
+UNIT = "unit unknown or of another kind"
 LEVEL = "level missing or not within the model's"
 RANGE = "value beyond plausible range"
 ERROR = "no or non-positive error"
@@ -70,6 +73,7 @@ REASONS: tuple[str, ...] = (
     DATE,
     COORDINATES,
     UNKNOWN,
+    UNIT,
     LEVEL,
     RANGE,
     ERROR,
@@ -150,14 +154,19 @@ def between_levels(level: Any, levels: Sequence[float]) -> Any:
     return (level >= min(levels, default=np.inf)) & (level <= max(levels, default=-np.inf))
 
 
-def margin(error: NDArray, low: NDArray, high: NDArray) -> NDArray:
-    r"""By how much values may leave their range."""
+def margin(error: NDArray, low: NDArray, high: NDArray, below: bool) -> NDArray:
+    r"""By how much values may leave their range, below it or above."""
     error = np.where(np.isfinite(error) & (error > 0), error, 0.0)
-    return np.minimum(5 * error, (high - low) / 10)
+    share = np.where(low == 0, 1.0, 0.1) if below else 0.1
+    return np.minimum(5 * error, (high - low) * share)
 
 
 def screen(
-    rows: pd.DataFrame, *, levels: Sequence[float] = LEVELS, tolerance: np.timedelta64 = HOUR // 2
+    rows: pd.DataFrame,
+    *,
+    levels: Sequence[float] = LEVELS,
+    tolerance: np.timedelta64 = HOUR // 2,
+    foreign: NDArray | None = None,
 ) -> NDArray:
     r"""Which reason applies to each row first.
 
@@ -166,6 +175,7 @@ def screen(
             `error`, `station`; values in their observables' units.
         levels: The model's levels, between which observations may lie, in hPa.
         tolerance: How far from a whole hour a time may be.
+        foreign: Which rows are in a unit that does not convert to their observables', if any are.
 
     Returns:
         Places in :data:`REASONS`, or −1 where none applies, with shape :math:`(N)`.
@@ -187,14 +197,16 @@ def screen(
     exclude(DATE, np.isnat(time))
     exclude(COORDINATES, ~((np.abs(latitude) <= 90) & (longitude >= -180) & (longitude <= 360)))
     exclude(UNKNOWN, np.array([not name for name in names], dtype=bool)[code])
+    if foreign is not None:
+        exclude(UNIT, foreign)
 
     on_level = np.array([bool(n) and observables.find(n).levels == "level" for n in names])[code]
     within = between_levels(level, levels)
     exclude(LEVEL, np.where(on_level, ~within, np.isfinite(level)))
 
     low, high = limits(variable, np.where(on_level & within, level, np.nan))
-    give = margin(error, low, high)
-    exclude(RANGE, (value < low - give) | (value > high + give))
+    down, up = (margin(error, low, high, below) for below in (True, False))
+    exclude(RANGE, (value < low - down) | (value > high + up))
     exclude(ERROR, ~((error > 0) & np.isfinite(error)))
 
     exclude(TOLERANCE, match_hours(time)[1] > tolerance)

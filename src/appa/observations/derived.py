@@ -68,7 +68,7 @@ NODES, WEIGHTS = ((a / 2).tolist() for a in np.polynomial.legendre.leggauss(5))
 # Wind
 
 
-@observable("10m_wind_speed", units="m s-1", inputs=WIND, plausible=(-5, 110))
+@observable("10m_wind_speed", units="m s-1", inputs=WIND, plausible=(0, 110))
 def wind_speed(u: Tensor, v: Tensor) -> Tensor:
     r"""Speed :math:`\sqrt{u^2 + v^2 + \epsilon^2}` with :math:`\epsilon` = 1 cm/s."""
     return torch.sqrt(u**2 + v**2 + CALM**2)
@@ -106,7 +106,7 @@ def saturation_pressure(temperature: Tensor) -> Tensor:
     units="%",
     inputs=("temperature", "specific_humidity"),
     levels="level",
-    plausible=(-10, 170),
+    plausible=(0, 170),
 )
 def relative_humidity(temperature: Tensor, humidity: Tensor, *, pressure: Tensor) -> Tensor:
     r"""Vapour pressure in units of its saturation,
@@ -124,7 +124,7 @@ def relative_humidity(temperature: Tensor, humidity: Tensor, *, pressure: Tensor
     units="kg m-2",
     inputs=("specific_humidity", *GROUND),
     levels="column",
-    plausible=(-2, 120),
+    plausible=(0, 120),
 )
 def total_column_water_vapour(
     humidity: Tensor,

@@ -219,14 +219,18 @@ def _screen(
         right = between_levels(p, levels)
         ranges = np.array([plausible_range(name, x) for x in p.values])
         low, high = (xr.DataArray(r, dims="level", coords={"level": p}) for r in ranges.T)
-    give = xr.apply_ufunc(margin, sd, low, high, dask="parallelized", output_dtypes=[np.float64])
+    lazily: dict[str, Any] = {"dask": "parallelized", "output_dtypes": [np.float64]}
+    down, up = (
+        xr.apply_ufunc(margin, sd, low, high, kwargs={"below": below}, **lazily)
+        for below in (True, False)
+    )
     near = xr.DataArray(distance <= tolerance, dims="time", coords={"time": value["time"]})
     good = value.notnull()
     rejected = {}
     for reason, holds in (
         (NUMBER, abs(value) < np.inf),
         (LEVEL, right),
-        (RANGE, (value >= low - give) & (value <= high + give)),
+        (RANGE, (value >= low - down) & (value <= high + up)),
         (ERROR, (sd > 0) & (sd < np.inf)),
         (TOLERANCE, near),
     ):

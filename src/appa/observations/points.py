@@ -110,6 +110,7 @@ def read_table(
             "table.assign(variable='2m_temperature'), or name the column after it: "
             "columns={'value': '2m_temperature'}"
         )
+    each = "value" in frame and "units" in frame  # rows say their own units
     if "value" not in frame:
         rows, unknown, unused = _melt(frame, told, where)
     else:
@@ -122,8 +123,8 @@ def read_table(
     if not len(rows):
         return Observations(None, None, unknown, notes)
     raw = rows
-    rows = _standard(rows, told, rules, where)
-    reason = checks.screen(rows, levels=rules.levels, tolerance=rules.tolerance)
+    rows, foreign = _standard(rows, told, rules, where, each)
+    reason = checks.screen(rows, levels=rules.levels, tolerance=rules.tolerance, foreign=foreign)
     counts = {}
     for k in np.unique(reason[reason >= 0]):
         name, bad = checks.REASONS[k], np.flatnonzero(reason == k)
@@ -199,8 +200,12 @@ def _hint(name: str) -> str:
     return f"; did you mean {found[0]!r}?" if alike else f"; the nearest known is {found[0]!r}"
 
 
-def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str) -> pd.DataFrame:
-    r"""Rows with our names, units and types; values that are no numbers are NaN."""
+def _standard(
+    rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str, each: bool
+) -> tuple[pd.DataFrame, NDArray]:
+    r"""Rows with our names, units and types, and which of them are in a unit that does not convert;
+    values that are no numbers are NaN. What is said of a whole column must convert, what each row
+    says need not."""
     number = {c: _numbers(rows, c) for c in ("latitude", "longitude", "level", "value", "error")}
     number["level"] = _levels(number["level"], rules.units.get("level") or told.get("level"))
     elevation = _numbers(rows, "elevation")
@@ -214,6 +219,7 @@ def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str
     names = np.empty(len(pairs), dtype=object)
     used: list[str] = []
     scale, offset = np.ones(len(pairs)), np.zeros(len(pairs))
+    foreign = np.zeros(len(pairs), bool)
     for k, (i, j) in enumerate(zip(*np.divmod(pairs, len(raw_units)), strict=True)):
         known = recognise(raw[i])
         names[k], level, implied = known or ("", None, None)
@@ -221,15 +227,20 @@ def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str
         if known is not None:
             target = observables.find(names[k]).units
             used[k] = str(rules.units.get(names[k]) or raw_units[j] or implied or target)
-            scale[k], offset[k] = conversion(used[k], target, names[k])
+            try:
+                scale[k], offset[k] = conversion(used[k], target, names[k])
+            except DataError:
+                if not each or rules.units.get(names[k]):
+                    raise
+                foreign[k] = True
             if level is not None:
                 mine = (pair == k) & np.isnan(number["level"])
                 number["level"][mine] = level
 
-    variable = names[pair]
-    _check_units(variable, number, pair, names, used, where)
-    sd = _defaults(rows, number["error"], pair, names, used, scale, rules.error, where)
-    return pd.DataFrame(
+    variable, usable = names[pair], np.where(foreign, "", names)
+    _check_units(variable, number, pair, usable, used, where)
+    sd = _defaults(rows, number["error"], pair, usable, used, scale, rules.error, where)
+    frame = pd.DataFrame(
         {
             "time": _times(rows["time"]),
             "latitude": number["latitude"],
@@ -242,6 +253,7 @@ def _standard(rows: pd.DataFrame, told: dict[str, str], rules: Rules, where: str
             "elevation": elevation,
         }
     )
+    return frame, foreign[pair]
 
 
 def _numbers(rows: pd.DataFrame, name: str) -> NDArray:
@@ -330,6 +342,7 @@ SHOWN = {
     checks.DATE: ("time",),
     checks.COORDINATES: ("latitude", "longitude"),
     checks.UNKNOWN: ("variable",),
+    checks.UNIT: ("variable", "units"),
     checks.LEVEL: ("variable", "level"),
     checks.RANGE: ("variable", "value", "units"),
     checks.ERROR: ("variable", "error"),
@@ -341,4 +354,9 @@ SHOWN = {
 def _example(row: Any, reason: str, locate: Callable[[int], str]) -> str:
     shown = [f"{c}={row[c]}" for c in SHOWN[reason] if c in row.index and str(row[c]) != ""]
     hint = _hint(str(row["variable"])) if reason == checks.UNKNOWN else ""
+    if reason == checks.UNIT and (known := recognise(row["variable"])) is not None:
+        try:
+            conversion(row["units"], observables.find(known[0]).units, known[0])
+        except DataError as error:  # which says what would convert
+            hint = f"; {error}"
     return f"{locate(int(row['row']))}: {', '.join(shown)}{hint}"

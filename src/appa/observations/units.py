@@ -208,11 +208,18 @@ def _exists(name: str) -> bool:
 
 
 def plausible_range(name: str, level: float | None = None) -> tuple[float, float]:
-    r"""The range outside which a value cannot be of this planet, in the observable's unit."""
-    if level is not None and np.isfinite(level) and name in VARIABLES:
-        return plausible(name, float(level))
-    return observables.find(name).plausible
+    r"""The range outside which a value cannot be of this planet, in the observable's unit.
 
+    Those of states begin a little below zero for precipitation and humidity, since models compute
+    such. What is observed does not, but for its error; see :mod:`appa.observations.checks`.
+    """
+    low, high = observables.find(name).plausible
+    if level is not None and np.isfinite(level) and name in VARIABLES:
+        low, high = plausible(name, float(level))
+    return max(low, 0.0) if name in NONNEGATIVE else low, high
+
+
+NONNEGATIVE = ("total_precipitation", "specific_humidity")
 
 # Rain in millimetres is nearly always a plausible number of metres; its mean is not.
 MEANS = {"total_precipitation": (-1e-5, 0.02)}

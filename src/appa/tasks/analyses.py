@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_store", "last_hour", "open_analysis", "past_latents", "past_residuals", "until"]
 
+PAST_HOURS = 4  # whose residuals a forecast goes on from
+
 
 def open_analysis(path: str | Path) -> xr.Dataset:
     r"""Opens an ensemble that Appa wrote, latents included, or any store of states; lazily."""
@@ -97,7 +99,7 @@ def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[
 
 
 @torch.no_grad()
-def past_residuals(model: Model, source: Any, z: Tensor, hours: int = 4) -> Tensor | None:
+def past_residuals(model: Model, source: Any, z: Tensor, hours: int = PAST_HOURS) -> Tensor | None:
     r"""What the decoder lacks of the states a forecast starts from, :math:`x - D_\psi(z)`.
 
     Arguments:

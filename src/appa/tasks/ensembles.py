@@ -3,7 +3,9 @@ r"""Ensembles on their way out: latents become a dataset, a few states at a time
 What is drawn is :math:`\tilde{z}`, and what a user gets a dataset with dimensions `(member, time,
 level, latitude, longitude)`. Between them latents are decoded, a residual :math:`r` is added where
 one was drawn, and the fields asked for are restored and put in their place: in arrays here, in a
-store in :mod:`appa.tasks.output`. No more than a batch of states is ever held.
+store in :mod:`appa.tasks.output`. No more than a batch of states is ever held. Of residuals, which
+are drawn a channel at a time, all hours at once, it is as many channels of as many members as fit
+in a share of the memory; where these are not all, states are decoded again for each piece.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +25,20 @@ from ..data.clock import as_datetime64
 from ..data.layout import COORDINATES
 from ..data.netcdf import CONVENTIONS
 from ..errors import DataError
-from .fields import NONNEGATIVE, decode_batch, fields
+from .fields import NONNEGATIVE, Field, blocks, decode_batch, fields, held
 from .folders import digest
 from .model import Model
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Ensemble", "differing", "model_digest", "provenance", "to_dataset"]
+__all__ = ["Ensemble", "Residual", "differing", "model_digest", "provenance", "to_dataset"]
 
 MEMBER = {"long_name": "ensemble member", "standard_name": "realization", "units": "1"}
 LATENTS = {"long_name": "standardized latent state", "units": "1"}
+
+# What gives residuals of some members, by their places in what is written, and of some channels.
+Residual = Callable[[slice, Sequence[int]], Tensor]
 
 
 # ---------------------------------------------------------------- where an ensemble comes from
@@ -136,6 +141,7 @@ class Ensemble(ABC):
             raise DataError("there is nothing to give out: choose variables, levels, or latents")
         self.attrs = dict(attrs)
         self.batch = batch or decode_batch(model)
+        self.most = held(model)
 
     def shapes(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]]:
         r"""Dimensions, shape and attributes of each variable."""
@@ -174,7 +180,7 @@ class Ensemble(ABC):
         members: slice | Sequence[int],
         hours: slice,
         z: Tensor,
-        residual: Tensor | None = None,
+        residual: Tensor | Residual | None = None,
     ) -> None:
         r"""Decodes a part of the ensemble and puts it in its place.
 
@@ -183,68 +189,79 @@ class Ensemble(ABC):
             hours: The hours, by their places in `times`, :math:`t` of them.
             z: Standardized latents, with shape :math:`(m, t, c, h, w)`.
             residual: What is added to decoded states, standardized, with shape :math:`(m, t, C,
-                H, W)`.
+                H, W)`, or what gives some members and channels of it.
         """
         chosen, (first, last) = self._part(members, hours)
-        self._fits(z, "latents", (len(chosen), last - first, *self.model.config.latent_shape))
-        if residual is not None:
-            shape = (len(chosen), last - first, *self.model.config.state_shape)
-            self._fits(residual, "residuals", shape)
-        self._finite(z, "latents", chosen, first)
-        flat = z.flatten(0, 1)
         count = last - first
+        self._fits(z, "latents", (len(chosen), count, *self.model.config.latent_shape))
+        if isinstance(residual, Tensor):
+            shape = (len(chosen), count, *self.model.config.state_shape)
+            self._fits(residual, "residuals", shape)
+            residual = _chosen(residual)
+        self._finite(z, "latents", chosen, first)
+        several, parts = len(chosen), [self.fields]
+        if residual is not None and self.fields:
+            several, parts = blocks(self.fields, count, self.most)
+        for i in range(0, len(chosen), several):
+            block = slice(i, i + several)
+            here = _Block(chosen[block], first, z[block])
+            negative = {
+                field.name: np.zeros((len(here.members), count), np.int64)
+                for field in self.fields
+                if field.name in NONNEGATIVE
+            }
+            for k, part in enumerate(parts):
+                channels = [c for field in part for c in field.channels]
+                r = residual(block, channels) if residual is not None and part else None
+                self._write(here, part, r, negative, last=k == len(parts) - 1)
+
+    def _write(
+        self,
+        block: _Block,
+        part: Sequence[Field],
+        r: Tensor | None,
+        negative: Mapping[str, np.ndarray],
+        last: bool,
+    ) -> None:
+        r"""Writes fields of a block; with the last ones, latents, and a note that it is there."""
+        flat, count = block.z.flatten(0, 1), block.z.shape[1]
         for i in range(0, len(flat), self.batch):
-            x = None
-            if self.fields:
-                x = self.model.decode(flat[i : i + self.batch].to(self.model.device))
-                if residual is not None:
-                    x = x + residual.flatten(0, 1)[i : i + self.batch].to(x)
+            x = self.model.decode(flat[i : i + self.batch].to(self.model.device)) if part else None
             j = i
             while j < min(i + self.batch, len(flat)):  # hours of one member after another
                 k, h = divmod(j, count)
                 stop = min((k + 1) * count, i + self.batch)
-                part = None if x is None else x[j - i : stop - i][None]
-                here = slice(first + h, first + h + stop - j)
-                self.put([chosen[k]], here, part, flat[j:stop][None])
+                member, first = block.members[k], block.first + h
+                hours, n = slice(first, first + stop - j), 0
+                for field in part:
+                    assert x is not None
+                    y = x[j - i : stop - i, field.channels]
+                    if r is not None:
+                        y = y + r[k, h : h + stop - j, n : n + len(field.channels)].to(y)
+                        n += len(field.channels)
+                    self._finite(y[None], "states", [member], first)
+                    values, found = field.restore(y, self.negatives == "clip")
+                    self._place(field.name, member, hours, values, field.levels)
+                    if field.name in negative:
+                        negative[field.name][k, h : h + stop - j] += found
+                if last:
+                    if self.latents:
+                        latents = flat[j:stop].detach().to("cpu", torch.float32).numpy()
+                        self._place("latents", member, hours, latents)
+                    counts = {n: v[k, h : h + stop - j].tolist() for n, v in negative.items()}
+                    self._note(member, hours.start, hours.stop, counts)
                 j = stop
 
-    @torch.no_grad()
-    def put(
-        self,
-        members: slice | Sequence[int],
-        hours: slice,
-        x: Tensor | None,
-        z: Tensor | None = None,
-    ) -> None:
-        r"""Puts states that are decoded already in their place.
-
-        Arguments:
-            members: The members, :math:`m` of them.
-            hours: The hours, :math:`t` of them.
-            x: Standardized states, with shape :math:`(m, t, C, H, W)`.
-            z: Their standardized latents, where these are given out too.
-        """
-        chosen, (first, last) = self._part(members, hours)
-        if x is not None:
-            self._fits(x, "states", (len(chosen), last - first, *self.model.config.state_shape))
-            self._finite(x, "states", chosen, first)
-        for i, member in enumerate(chosen):
-            negative = {}
-            for field in self.fields:
-                assert x is not None
-                values, count = field.restore(x[i], self.negatives == "clip")
-                self._place(field.name, member, slice(first, last), values)
-                if field.name in NONNEGATIVE:
-                    negative[field.name] = count.tolist()
-            if self.latents:
-                assert z is not None
-                values = z[i].detach().to("cpu", torch.float32).numpy()
-                self._place("latents", member, slice(first, last), values)
-            self._note(member, first, last, negative)
-
     @abstractmethod
-    def _place(self, name: str, member: int, hours: slice, values: np.ndarray) -> None:
-        r"""Puts hours of one variable of one member in their place."""
+    def _place(
+        self,
+        name: str,
+        member: int,
+        hours: slice,
+        values: np.ndarray,
+        levels: slice | None = None,
+    ) -> None:
+        r"""Puts hours of one variable of one member, or of some of its levels, in their place."""
 
     @abstractmethod
     def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
@@ -282,6 +299,18 @@ class Ensemble(ABC):
         return {"comment": comment, "negative_share": share}
 
 
+class _Block(NamedTuple):
+    r"""Members that are written together, from an hour on."""
+
+    members: list[int]
+    first: int
+    z: Tensor
+
+
+def _chosen(residual: Tensor) -> Residual:
+    return lambda members, channels: residual[members][:, :, list(channels)]
+
+
 class EnsembleArrays(Ensemble):
     r"""Keeps an ensemble in memory; see :class:`Ensemble` for its arguments."""
 
@@ -293,8 +322,16 @@ class EnsembleArrays(Ensemble):
         }
         self._negative: dict[str, dict[tuple[int, int], int]] = {}
 
-    def _place(self, name: str, member: int, hours: slice, values: np.ndarray) -> None:
-        self.arrays[name][member, hours] = values
+    def _place(
+        self,
+        name: str,
+        member: int,
+        hours: slice,
+        values: np.ndarray,
+        levels: slice | None = None,
+    ) -> None:
+        where = (hours,) if levels is None else (hours, levels)
+        self.arrays[name][(member, *where)] = values
 
     def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
         for name, counts in negative.items():
@@ -318,7 +355,7 @@ def to_dataset(
     z: Tensor,
     times: Any,
     *,
-    residual: Tensor | None = None,
+    residual: Tensor | Residual | None = None,
     attrs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> xr.Dataset:
@@ -328,8 +365,7 @@ def to_dataset(
         model: The model.
         z: Standardized latents, with shape :math:`(M, T, c, h, w)`.
         times: The :math:`T` hours.
-        residual: What is added to decoded states, standardized, with shape :math:`(M, T, C, H,
-            W)`.
+        residual: What is added to decoded states, see :meth:`Ensemble.write`.
         attrs: The attributes, by default that it is decoded.
         options: `variables`, `levels`, `latents`, `negatives` and `batch`, see :class:`Ensemble`.
     """

@@ -7,8 +7,9 @@ are counted, and set to zero unless they are to be kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..machine import free_memory
 from .folders import ModelError
 from .model import Model
 
-__all__ = ["NONNEGATIVE", "Field", "decode_batch", "decode_bytes", "fields"]
+__all__ = ["NONNEGATIVE", "Field", "blocks", "decode_batch", "decode_bytes", "fields", "held"]
 
 NONNEGATIVE = ("total_precipitation", "specific_humidity")
 ROUNDING = 1e-5  # of a standard deviation, which zero may be missed by
@@ -38,11 +39,22 @@ class Field:
     mean: Tensor
     std: Tensor
     undefined: np.ndarray | None = None
+    levels: slice | None = None  # which of the variable's these are, where not all
+
+    def part(self, levels: slice) -> Field:
+        r"""Some of its levels."""
+        return replace(
+            self,
+            channels=self.channels[levels],
+            mean=self.mean[levels],
+            std=self.std[levels],
+            levels=levels,
+        )
 
     def restore(self, x: Tensor, clip: bool) -> tuple[np.ndarray, np.ndarray]:
-        r"""Physical values of standardized states :math:`(B, C, H, W)`, with shape :math:`(B,
-        [L,] H, W)`, and how many of each state were negative where none can be."""
-        x = x[:, self.channels].to(torch.float32)
+        r"""Physical values of its standardized channels :math:`(B, c, H, W)`, with shape :math:`(B,
+        [c,] H, W)`, and how many of each state were negative where none can be."""
+        x = x.to(torch.float32)
         y = (x * self.std.to(x) + self.mean.to(x)).cpu().numpy()
         y = y if len(self.dims) == 3 else y[:, 0]
         if self.name not in NONNEGATIVE:
@@ -139,3 +151,34 @@ def decode_batch(model: Model, share: float = 0.25, most: int = 32) -> int:
     r"""How many states may be decoded at once, within a share of the memory that is free."""
     free = free_memory(model.device)
     return max(1, min(most, int(share * free) // decode_bytes(model)))
+
+
+def held(model: Model, share: float = 0.25) -> int:
+    r"""How many single fields, one channel of one hour each, may be held at once, within a share of
+    the memory that is free."""
+    return max(1, int(share * free_memory(model.device)) // (4 * math.prod(model.grid.shape)))
+
+
+def blocks(chosen: Sequence[Field], hours: int, most: int) -> tuple[int, list[list[Field]]]:
+    r"""The number of members that are held at once over some hours, and fields put together, or
+    taken apart by levels, so that they fit.
+
+    Arguments:
+        chosen: The fields.
+        hours: The number of hours.
+        most: The number of single fields that may be held. One channel of one member is, anyhow.
+    """
+    room = max(1, most // max(hours, 1))  # for channels
+    members = max(1, room // max(1, sum(len(field.channels) for field in chosen)))
+    found: list[list[Field]] = []
+    left = 0
+    for field in chosen:
+        n = len(field.channels)
+        for first in range(0, n, room):
+            part = field if n <= room else field.part(slice(first, min(first + room, n)))
+            if len(part.channels) > left:
+                found.append([])
+                left = room
+            found[-1].append(part)
+            left -= len(part.channels)
+    return members, found

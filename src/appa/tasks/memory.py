@@ -16,20 +16,28 @@ With :math:`b` the bytes of a number in the precision of the networks:
 Probes of curvature (:mod:`appa.diffusion.guidance.mmps`) come before the solver, and hold no more
 than it does: of each hour a state beside that of the linearization, of each observation four
 departures, of each window five latents.
+
+Once latents are drawn, so is what the decoder lacks, a channel at a time over all hours
+(:mod:`appa.tasks.residuals`). Of each hour of a member that is noise, one number a harmonic and one
+a point, thrice for a wind, as drawn and as correlated in time, and fields. Associated Legendre
+functions are there once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..costs import decoder_convolutions, denoiser_parameters
+from ..observations.correlations import degrees_of
+from ..observations.harmonics import BLOCK as ORDERS
 from ..sections import Config
 from .model import Model
 from .precision import Precision
 from .settings import Settings
 
-__all__ = ["Memory", "denoiser_graph", "largest_window", "linearization"]
+__all__ = ["Memory", "ResidualMemory", "denoiser_graph", "largest_window", "linearization"]
 
 SHARE = 0.75  # of what is free may be taken: allocators leave gaps, kernels want workspaces
 STATES = 3  # that are held of an hour: itself, a change, and what is joined of its parts
@@ -38,6 +46,8 @@ LAYERS = 8  # that are held while one of the decoder is computed
 BLOCK = 10  # likewise, of a residual block
 WEIGHTS = 2  # copies of the networks' weights, in the layouts and precision that kernels ask for
 LIBRARIES = 2**25  # bytes of their own: kernels made for a shape, buffers of threads
+NOISE = 2  # of residuals: as drawn, and correlated in time
+FIELDS = 14  # of residuals, their waves and their sums that are held of an hour
 HIDDEN = 16  # numbers for each channel of a token while a block of the transformer is computed
 
 
@@ -135,6 +145,53 @@ class Memory:
         _, h, w = self.config.latent_shape
         factor = 2 ** (len(self.config.autoencoder.hidden_channels) - 1)
         return len(self.config.channels) * h * w * factor**2
+
+
+@dataclass(frozen=True)
+class ResidualMemory:
+    r"""Bytes of drawing what the decoder lacks.
+
+    Arguments:
+        config: The configuration.
+        hours: The number of hours of the period.
+    """
+
+    config: Config
+    hours: int
+
+    @classmethod
+    def of(cls, model: Model, hours: int) -> ResidualMemory:
+        r"""What a model's take over some hours."""
+        return cls(model.config, hours)
+
+    @property
+    def member(self) -> int:
+        r"""Of each member whose channel is drawn."""
+        grid = self.config.grid
+        points, orders = grid.latitudes * grid.longitudes, degrees_of(grid) + 1
+        noise = 3 * (orders**2 + points)  # of a wind
+        return 4 * self.hours * (NOISE * noise + FIELDS * points)
+
+    @property
+    def once(self) -> int:
+        r"""Of harmonics."""
+        grid = self.config.grid
+        orders = degrees_of(grid) + 1
+        return 4 * grid.latitudes * orders * (orders + ORDERS) // 2 + LIBRARIES
+
+    def total(self, members: int, fields: int) -> int:
+        r"""All of it.
+
+        Arguments:
+            members: The number of members drawn at once.
+            fields: The number of single fields that wait to be written, one channel of one hour of
+                a member each.
+        """
+        return self.once + members * self.member + 4 * fields * math.prod(self.config.grid.shape)
+
+    def affordable(self, free: int, share: float = 0.25) -> int:
+        r"""The number of members drawn at once, within a share of the bytes that are free."""
+        return max(1, int(share * free - self.once) // self.member)
 
 
 def largest_window(sizes: Iterable[int], window: int) -> tuple[int, int]:

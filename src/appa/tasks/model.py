@@ -28,6 +28,7 @@ from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import Noise, hour_number
 from ..errors import DataError
+from ..machine import free_memory
 from ..nn.autoencoder import Autoencoder
 from ..observations.rain import Above
 from ..observations.representation import FILE as REPRESENTATION
@@ -205,6 +206,11 @@ class Model:
         wide = torch.promote_types(x.dtype, torch.float32)
         return x if self.normals is None else x + self.normals.to(wide)
 
+    def rains(self, channel: int) -> bool:
+        r"""Whether a channel is precipitation."""
+        names = self.standardizer.channels if self.standardizer is not None else []
+        return len(names) > channel and names[channel].variable == RAIN
+
     @torch.no_grad()
     def above_zero(
         self, z: Tensor, representation: Representation | None, batch: int | None = None
@@ -311,7 +317,9 @@ class Model:
         Example:
             >>> appa.load("planet").sample("2021-03-21T00", hours=24, members=4)
         """
+        from .memory import ResidualMemory
         from .prior import draw_prior, prior_settings
+        from .residuals import Residuals
 
         stride = self.config.sampling.stride if stride is None else stride
         window = self.config.window
@@ -328,13 +336,18 @@ class Model:
             raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
         times = first + np.arange(hours) * np.timedelta64(3600, "s")
         settings = prior_settings(self.config, mode=mode, stride=stride, steps=steps)
+        # before much is taken: what this process keeps for later is not free
+        most = ResidualMemory.of(self, hours).affordable(free_memory(self.device))
         z = draw_prior(self, times, range(members), settings, seed=seed, batch=batch)
         r = None
         if residual and self.representation is not None:
-            noise = Noise(seed, range(members), hour_number(times), key=(STREAM,))
-            sampler = ResidualSampler(self.representation, device=self.device)
-            r = sampler.free(
-                hours, members, noise, above=self.above_zero(z, self.representation, batch)
+            r = Residuals(
+                self,
+                ResidualSampler(self.representation, device=self.device),
+                z,
+                lambda few: Noise(seed, few, hour_number(times), key=(STREAM,)),
+                at_once=most,
+                batch=batch,
             )
         return self.to_dataset(z, times, residual=r, batch=batch)
 

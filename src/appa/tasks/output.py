@@ -155,7 +155,14 @@ class EnsembleWriter(Ensemble):
         chosen, (first, last) = self._part(members, hours)
         return bool(self._written[chosen, first:last].all())
 
-    def _place(self, name: str, member: int, hours: slice, values: np.ndarray) -> None:
+    def _place(
+        self,
+        name: str,
+        member: int,
+        hours: slice,
+        values: np.ndarray,
+        levels: slice | None = None,
+    ) -> None:
         import zarr
         from zarr.storage import LocalStore
 
@@ -163,7 +170,8 @@ class EnsembleWriter(Ensemble):
             if name not in self._arrays:
                 store = LocalStore(self.path_partial / name)
                 self._arrays[name] = zarr.open_array(store, mode="r+")
-            self._arrays[name][member, hours] = values
+            where = (hours,) if levels is None else (hours, levels)
+            self._arrays[name][(member, *where)] = values
         except OSError as error:
             raise self._failed(error) from error
 

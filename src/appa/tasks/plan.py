@@ -17,8 +17,10 @@ where :math:`p` is the number of probes of curvature, which windows with observa
 observables have while there is noise (:mod:`appa.diffusion.guidance.mmps`), and the backward passes
 of the decoder are products with :math:`A^\top` and with :math:`A` (see
 :mod:`appa.diffusion.guidance.linear`). Hours that are given in
-place of observations are guided too, but are not decoded. In the end every state is decoded once,
-and once more where what the decoder lacks is drawn and it may rain.
+place of observations are guided too, but are not decoded. In the end every state is decoded once.
+Where what the decoder lacks is drawn, hours that are observed or known are decoded once more, so
+are all where precipitation is given out, and states are once for each piece of the channels that
+memory has room for (:func:`appa.tasks.fields.blocks`).
 
 Operations follow from sizes (:mod:`appa.costs`), and so does memory (:mod:`appa.tasks.memory`).
 Time is measured: one pass of each kind is run on the device, and scaled by their numbers.
@@ -40,10 +42,12 @@ from ..diffusion.schedule import RectifiedSchedule
 from ..diffusion.sequential import schedule
 from ..diffusion.trajectory import padded_length
 from ..errors import DataError
+from ..machine import free_memory
 from ..sections import Config
-from .fields import decode_batch, decode_bytes, fields
+from .analyses import PAST_HOURS
+from .fields import blocks, decode_batch, decode_bytes, fields, held
 from .measuring import measure
-from .memory import Memory, largest_window
+from .memory import Memory, ResidualMemory, largest_window
 from .model import RAIN, Model
 from .precision import Precision
 from .runs import affordable
@@ -205,12 +209,15 @@ def plan(
             total = total + part * (count * members)
         solves += n * members * guided
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
+    drawn = model.representation is not None and settings.residual and len(kept) > 0
+    together, pieces = blocks(kept, given, held(model)) if drawn else (members, [kept])
     if kept:
-        total = total + Passes(decoder_forward=given * members)
-    if model.representation is not None and settings.residual:
-        total = total + Passes(decoder_forward=int(seen.sum()) * members)  # what residuals fit
-        if RAIN in model.config.data.surface:  # and where it rains
-            total = total + Passes(decoder_forward=hours * members)
+        total = total + Passes(decoder_forward=len(pieces) * given * members)
+    if drawn:
+        before = min(PAST_HOURS, past)
+        total = total + Passes(decoder_forward=(int(seen.sum()) + before) * members)
+        if any(field.name == RAIN for field in kept):
+            total = total + Passes(decoder_forward=(before + hours) * members)
     channels = sum(len(field.channels) for field in kept)
     size = channels * math.prod(model.grid.shape)
     size += math.prod(model.config.latent_shape) if latents else 0
@@ -237,9 +244,17 @@ def plan(
     at_once = min(members, batch or fitting)
     cost = measure(model, min(at_once, 8), Precision.of(settings, model.device))
     memory = cost.weights + members * (past + hours) * 4 * math.prod(model.config.latent_shape) * 6
-    held = Memory.of(model, settings)
-    evaluation = held.total(at_once, at_a_time or most, each, model.autoencoder.at_once)
-    memory += max(evaluation, decode_batch(model) * decode_bytes(model))
+    evaluation = Memory.of(model, settings).total(
+        at_once, at_a_time or most, each, model.autoencoder.at_once
+    )
+    writing = decode_batch(model) * decode_bytes(model)
+    if drawn:
+        memory += min(PAST_HOURS, past) * members * model.config.state_bytes
+        drawing = ResidualMemory.of(model, past + hours)
+        widest = max(sum(len(field.channels) for field in piece) for piece in pieces)
+        few = min(at_once, together), drawing.affordable(free_memory(model.device))
+        writing += drawing.total(min(few), few[0] * given * widest)
+    memory += max(evaluation, writing)
     note = f"{_several(at_once, 'member')} at once; from one pass of each kind"
     seconds = sum(a * b for a, b in zip(total.numbers, cost.seconds, strict=True))
     if at_a_time is not None:  # decodings that are not kept are done again for each product

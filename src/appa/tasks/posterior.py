@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..diffusion.likelihood import (
@@ -28,6 +27,7 @@ from ..observations.residual import STREAM, ResidualSampler
 from .likelihood import StatesLikelihood
 from .model import Model
 from .precision import Precision
+from .residuals import Residuals
 from .settings import Settings
 
 __all__ = ["Posterior"]
@@ -70,8 +70,8 @@ class Posterior:
         self.known = known.to(device) if known is not None else None
         self.known_residual = known_residual
         self._residuals: ResidualSampler | None = None
-        #: The relative residual that the last draw of residuals left.
-        self.interpolated = 0.0
+        #: The number of members whose residuals are drawn at once, by default all.
+        self.residuals_at_once: int | None = None
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
         self.precision = Precision.of(settings, device)
         self.window = model.config.window
@@ -215,49 +215,39 @@ class Posterior:
             z[:, : known.shape[1]] = known
         return z
 
-    @torch.no_grad()
-    def residual(self, z: Tensor, members: Sequence[int], seed: int) -> Tensor | None:
-        r"""Draws what the decoder cannot express: given latents and observations, or the residuals
-        of the hours that are known.
+    def residual(
+        self, z: Tensor, members: Sequence[int], seed: int, hours: slice = slice(None)
+    ) -> Residuals | None:
+        r"""What the decoder cannot express: given latents and observations, or the residuals of the
+        hours that are known. It is drawn as it is asked for.
 
         Arguments:
             z: Standardized latents of the whole period, with shape :math:`(M, L, c, h, w)`.
             members: Which members they are.
             seed: The seed.
+            hours: Which hours are given out.
 
         Returns:
-            What to add to decoded, standardized states, with shape :math:`(M, L, C, H, W)`, or
-            :py:`None` where nothing is known of it, or it is not asked for.
+            What gives residuals, or :py:`None` where nothing is known of them, or they are not
+            asked for.
         """
         if self.representation is None or not self.settings.residual:
             return None
         if self._residuals is None:
             self._residuals = ResidualSampler(self.representation, self.space, self.model.device)
-        noise = Noise(seed, members, hour_number(self.times), key=(STREAM,))
-        if self.known is not None:
-            past = self.known_residual
-            if past is None:
-                past = z.new_zeros(len(z), 0, *self.model.config.state_shape)
-            else:
-                past = past[[m % len(past) for m in members]].to(z)
-            first = self.known.shape[1] - past.shape[1]
-            above = self.model.above_zero(z[:, first:], self.representation)
-            hours = len(self.times) - self.known.shape[1]
-            later = self._residuals.forward(past, hours, noise, above=above)
-            return torch.cat(
-                [later.new_zeros(*later.shape[:1], self.known.shape[1], *later.shape[2:]), later],
-                dim=1,
-            )
-        parts = [
-            op.departure(self.model.decode(z[:, hour]))
-            for hour, op in enumerate(self.operators)
-            if op is not None
-        ]
-        departure = torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
-        above = self.model.above_zero(z, self.representation)
-        r, report = self._residuals.draw(self.operators, departure, noise, above=above)
-        self.interpolated = report.residual
-        return r
+        first, past = hour_number(self.times), self.known_residual
+        return Residuals(
+            self.model,
+            self._residuals,
+            z.to(self.model.device),
+            lambda few: Noise(seed, [members[i] for i in few], first, key=(STREAM,)),
+            hours,
+            operators=self.operators,
+            known=self.given,
+            past=past,
+            sources=[m % len(past) for m in members] if past is not None else (),
+            at_once=self.residuals_at_once,
+        )
 
     def _numbers(self, members: Sequence[int], seed: int, start: int) -> list[int]:
         r"""Numbers of members in the window that begins at an hour, which tell their signs from

@@ -27,7 +27,7 @@ from ..machine import free_memory
 from ..progress import progress
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
-from .memory import Memory, largest_window
+from .memory import Memory, ResidualMemory, largest_window
 from .model import Model
 from .output import EnsembleWriter
 from .posterior import Posterior
@@ -116,6 +116,7 @@ class Run:
                 )
                 keeper = stack.enter_context(RunState(folder, key))
             batch = self._batch(keeper)
+            ensemble.most = max(1, ensemble.most // self._shares)
             chunks = [range(i, min(i + batch, self.members)) for i in range(0, self.members, batch)]
             bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
             parts = []
@@ -125,7 +126,7 @@ class Run:
                 ):
                     bar.advance(steps)
                 else:
-                    parts.append(Part(chunk, self.seed, hours))
+                    parts.append(Part(chunk, self.seed))
             residual, misfit, products, interpolated = 0.0, 0.0, 0, 0.0
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
@@ -133,13 +134,14 @@ class Run:
             else:
                 drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
             for part, result in zip(parts, drawn, strict=True):
-                ensemble.write(list(part.members), slice(None), result.z, result.residual)
+                r = self.posterior.residual(result.z, part.members, self.seed, hours)
+                ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 if keeper is not None:
                     keeper.done(part.name)
                 residual = max(residual, result.solver_residual)
                 misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
-                interpolated = max(interpolated, result.interpolated)
+                interpolated = max(interpolated, 0.0 if r is None else r.left)
             self._tell(misfit)
             if interpolated > ENOUGH / 10:
                 warnings.warn(
@@ -178,6 +180,11 @@ class Run:
             "representation": hashed(None if rep is None else rep.dataset),
         }
 
+    @property
+    def _shares(self) -> int:
+        r"""How many processes share the memory: while several draw, one more writes."""
+        return 1 if self.workers == 1 else self.workers + 1
+
     def _batch(self, keeper: RunState | None) -> int:
         r"""The number of members drawn at once: a run that goes on keeps to its first choice."""
         kept = keeper.load("batch") if keeper else None
@@ -185,8 +192,12 @@ class Run:
         sizes = [len(op) for op in posterior.operators if op is not None]
         observed = largest_window(sizes, posterior.window)
         most, posterior.at_once = affordable(
-            self.model, posterior.settings, *observed, self.workers
+            self.model, posterior.settings, *observed, self._shares
         )
+        if posterior.representation is not None:
+            drawing = ResidualMemory.of(self.model, len(posterior.times))
+            free = free_memory(self.model.device) // self._shares
+            posterior.residuals_at_once = drawing.affordable(free)
         if self.batch is None and kept is not None:
             return int(kept["members"])
         batch = min(-(-self.members // self.workers), self.batch or most)
@@ -207,14 +218,12 @@ class Run:
 
 
 class Drawn(NamedTuple):
-    r"""What was drawn: latents and residuals of the hours that are given out, and how it went."""
+    r"""What was drawn: latents of the whole period, and how it went."""
 
     z: Tensor
-    residual: Tensor | None
     solver_residual: float
     solver_misfit: float
     solver_products: int
-    interpolated: float  # the relative residual of what residuals were interpolated with
 
 
 class Part(NamedTuple):
@@ -222,7 +231,6 @@ class Part(NamedTuple):
 
     members: range
     seed: int
-    hours: slice
 
     @property
     def name(self) -> str:
@@ -242,10 +250,7 @@ class Part(NamedTuple):
             keeper=keeper,
             name=self.name,
         )
-        r = posterior.residual(z, self.members, self.seed)
-        r = None if r is None else r[:, self.hours]
-        told = guidance.residual, guidance.misfit, guidance.products, posterior.interpolated
-        return Drawn(z[:, self.hours], r, *told)
+        return Drawn(z, guidance.residual, guidance.misfit, guidance.products)
 
 
 # ---------------------------------------------------------------- several processes
