@@ -122,6 +122,15 @@ def test_fields_add_up():
     assert len(whole.hours) == 3
 
 
+def test_fields_of_several_trajectories_add_up():
+    r"""Stores of several members say which one an hour is of; observations need not."""
+    parts = [fields(2), fields(2, "2022-03-21", 1)]
+    parts = [p.assign_coords(trajectory=("time", [k] * 2)) for k, p in enumerate(parts)]
+    x, y = (read_observations(part) for part in parts)
+    assert len(x + y) == len(x) + len(y)
+    assert (x + y).digest() == (y + x).digest()
+
+
 def test_fields_on_another_grid_become_points():
     x, y = read_observations(fields()), read_observations(fields(grid=Grid("gaussian", 8, 16)))
     both = x + y

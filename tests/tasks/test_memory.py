@@ -103,7 +103,7 @@ def test_no_less_is_planned_for_residuals_than_was_measured():
     most, over six hours."""
     memory = ResidualMemory(load_config("era5-0.25deg"), 6)
     assert 1 <= memory.once / 2**30 / 0.738 < 1.6
-    assert 1 <= memory.member / 2**30 / 0.484 < 1.6
+    assert 1 <= memory.channel / 2**30 / 0.484 < 1.6
 
 
 def test_affordable():

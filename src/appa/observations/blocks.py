@@ -2,6 +2,8 @@ r"""Covariances of observations that fall apart into blocks, one for each place'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from ..errors import DataError
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "Inverses"]
 
 Array = NDArray[np.float64]
 
@@ -85,6 +87,29 @@ class Blocks:
             part = v[..., rows].reshape(-1, *rows.shape).permute(1, 2, 0)  # (G, n, *)
             part = torch.cholesky_solve(part, factor.to(v.dtype))
             out[..., rows] = part.permute(2, 0, 1).reshape(*v.shape[:-1], *rows.shape)
+        return out
+
+
+class Inverses:
+    r"""The inverses of several such matrices with the same blocks, :math:`K` of them.
+
+    Arguments:
+        parts: The matrices.
+    """
+
+    def __init__(self, parts: Sequence[Blocks]):
+        self.variance = torch.stack([part.variance for part in parts])[:, None]
+        together = zip(*(part.blocks for part in parts), strict=True)
+        self.blocks = [
+            (of[0][0], torch.cholesky_inverse(torch.stack([factor for _, factor in of])))
+            for of in together
+        ]
+
+    def matmul(self, v: Tensor) -> Tensor:
+        r"""The products with vectors :math:`(K, M, N)`."""
+        out = v / self.variance
+        for rows, inverse in self.blocks:
+            out[..., rows] = torch.einsum("kgij,kmgj->kmgi", inverse, v[..., rows])
         return out
 
 

@@ -287,8 +287,9 @@ def rows_of(fields: xr.Dataset) -> pd.DataFrame:
 
 def merge(parts: list[xr.Dataset]) -> tuple[xr.Dataset, int]:
     r"""Fields on one grid as one dataset, the first where several have a value; how many do."""
-    out, shared = parts[0], 0
-    for part in parts[1:]:
+    out, *parts = (part.reset_coords(drop=True) for part in parts)  # of which nothing is known
+    shared = 0
+    for part in parts:
         # coordinates may have been rounded, and those a little apart would be others
         part = part.assign_coords({dim: out[dim] for dim in ("latitude", "longitude")})
         both = [v.name for v in values_of(part) if v.name in out]

@@ -20,6 +20,8 @@ A component of the wind is that of a vector whose Cartesian components have the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +32,7 @@ from .correlations import degrees_of
 from .moments import directions
 from .representation import Representation
 
-__all__ = ["Correlated", "Harmonics", "Spatial", "root_of"]
+__all__ = ["Alike", "Correlated", "Harmonics", "Spatial", "root_of"]
 
 BLOCK = 16  # wavenumbers whose matrices are one tensor
 
@@ -76,28 +78,30 @@ class Harmonics:
         r"""The number of harmonics and points, of which :meth:`color` takes noise."""
         return (self.degrees + 1) ** 2 + self.grid.latitudes * self.grid.longitudes
 
-    def matmul(self, power: Tensor, white: float, f: Tensor) -> Tensor:
-        r"""The product :math:`\Sigma f`.
+    def matmul(self, power: Tensor, white: Tensor | None, f: Tensor) -> Tensor:
+        r"""The products :math:`\Sigma_k f_k`.
 
         Arguments:
-            power: The coefficients :math:`b_\ell / (2 \ell + 1)`, with shape :math:`(L + 1)`.
-            white: That of white noise :math:`b_\infty`.
-            f: Fields, with shape :math:`(N, H, W)`.
+            power: The coefficients :math:`b_\ell / (2 \ell + 1)`, with shape :math:`(K, L + 1)`.
+            white: Those of white noise :math:`b_\infty`, with shape :math:`(K)`, if any.
+            f: Fields, with shape :math:`(K, N, H, W)`.
         """
-        waves = torch.view_as_real(torch.fft.rfft(f)[..., : self.degrees + 1])  # (N, H, F, 2)
-        waves = waves.permute(2, 1, 0, 3).flatten(2)  # (F, H, 2N)
+        count, flat = len(f), f.flatten(0, 1)
+        waves = torch.view_as_real(torch.fft.rfft(flat)[..., : self.degrees + 1])  # (KN, H, F, 2)
+        waves = waves.permute(2, 1, 0, 3).flatten(2)  # (F, H, 2KN)
         parts = []
         for k, block in enumerate(self.blocks):
             m = k * BLOCK
             part = torch.bmm(block, waves[m : m + len(block)])
-            parts.append(torch.bmm(block.mT, power[m:, None] * part))
-        out = self._fields(torch.cat(parts), self.grid.longitudes)
-        if white > 0:
+            part = (part.unflatten(2, (count, -1)) * power.T[m:, :, None]).flatten(2)
+            parts.append(torch.bmm(block.mT, part))
+        out = self._fields(torch.cat(parts), self.grid.longitudes).view_as(f)
+        if white is not None:
             same = f
             if self.poles:
                 same = f.clone()
-                same[:, self.poles] = f[:, self.poles].sum(-1, keepdim=True)
-            out = out + white * same
+                same[..., self.poles, :] = f[..., self.poles, :].sum(-1, keepdim=True)
+            out = out + white[:, None, None, None] * same
         return out
 
     def color(self, power: Tensor, white: float, eps: Tensor) -> Tensor:
@@ -156,16 +160,6 @@ class Spatial:
         r"""The number of normal numbers in a draw."""
         return self.harmonics.size * (1 if self.along is None else len(self.along))
 
-    def matmul(self, f: Tensor) -> Tensor:
-        r"""The product with fields :math:`(*, H, W)`."""
-        flat = f.reshape(-1, *f.shape[-2:])
-        if self.along is None:
-            return self.harmonics.matmul(self.power, self.white, flat).view_as(f)
-        out = torch.zeros_like(flat)
-        for e in self.along:
-            out += e * self.harmonics.matmul(self.power, self.white, e * flat)
-        return out.view_as(f)
-
     def color(self, eps: Tensor) -> Tensor:
         r"""Fields :math:`(*, H, W)` with this covariance, of noise :math:`(*, size)`."""
         flat = eps.reshape(-1, self.size)
@@ -197,11 +191,38 @@ class Correlated:
 
     def matmul(self, f: Tensor) -> Tensor:
         r"""The product with fields :math:`(M, L, H, W)`."""
-        return self.space.matmul(torch.einsum("st,mthw->mshw", self.time, f))
+        return Alike([self]).matmul(f[None])[0]
 
     def color(self, eps: Tensor) -> Tensor:
         r"""Fields :math:`(M, L, H, W)` with this covariance, of noise :math:`(M, L, size)`."""
         return self.space.color(self.time_root @ eps)
+
+
+class Alike:
+    r"""The correlations of channels of one variable, whose products are made at once: on a GPU the
+    many small ones of a channel at a time are mostly waited for.
+
+    Arguments:
+        parts: Those of each channel, :math:`K` of them.
+    """
+
+    def __init__(self, parts: Sequence[Correlated]):
+        spaces = [part.space for part in parts]
+        self.harmonics, self.along = spaces[0].harmonics, spaces[0].along
+        self.time = torch.stack([part.time for part in parts])
+        self.power = torch.stack([space.power for space in spaces])
+        white = [space.white for space in spaces]
+        self.white = self.power.new_tensor(white) if any(b > 0 for b in white) else None
+
+    def matmul(self, f: Tensor) -> Tensor:
+        r"""The products with fields :math:`(K, M, L, H, W)`."""
+        flat = torch.einsum("kst,kmthw->kmshw", self.time, f).flatten(1, 2)
+        if self.along is None:
+            return self.harmonics.matmul(self.power, self.white, flat).view_as(f)
+        out = torch.zeros_like(flat)
+        for e in self.along:
+            out += e * self.harmonics.matmul(self.power, self.white, e * flat)
+        return out.view_as(f)
 
 
 def root_of(matrix: NDArray[np.float64]) -> Tensor:

@@ -18,7 +18,8 @@ interpolates, as :math:`\mathcal{A}` does. A few correlation lengths away from o
 
 Nothing is ever as large as observations times observations: products with :math:`\Sigma` and its
 root are those of :mod:`appa.observations.harmonics`. The system is solved by conjugate gradients,
-preconditioned by the blocks of each place's own hours.
+preconditioned by the blocks of each place's own hours. Levels of a variable that are seen at the
+same places, as a satellite sees them, are solved side by side.
 
 Observations of a variable of the state, on one of its levels, take part. Others (derived ones,
 those between levels) do not move :math:`r`: they have had their say about :math:`z`.
@@ -38,7 +39,8 @@ covariance is separable, each point's own hours are all there is to know, and ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,10 +51,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError
-from ..solvers import cg
-from .blocks import Blocks
+from ..solvers import Solution, cg
+from .blocks import Blocks, Inverses
 from .errors import check_channels, corners, kinds_of, parts_of, places_std
-from .harmonics import Correlated, Harmonics, root_of
+from .harmonics import Alike, Correlated, Harmonics, root_of
 from .rain import TINY, Above, bounded
 from .representation import Representation
 from .stencils import StateSpace
@@ -104,14 +106,50 @@ class _Rows:
         place, weight, which = (t.to(device) for t in (self.place, self.weight, self.which))
         return _Rows(place, weight, self.blocks.to(device), which)
 
-    def observe(self, u: Tensor) -> Tensor:
-        flat = u.flatten(1).index_select(1, self.place.flatten())
-        return (flat.unflatten(1, self.place.shape) * self.weight).sum(-1)
+    def alike(self, other: _Rows) -> bool:
+        r"""Whether both are of the same places and hours."""
+        sizes = [[rows.shape for rows, _ in r.blocks.blocks] for r in (self, other)]
+        return sizes[0] == sizes[1] and torch.equal(self.place, other.place)
 
-    def adjoint(self, v: Tensor, shape: Sequence[int]) -> Tensor:
-        flat = v.new_zeros(len(v), int(np.prod(shape)))
-        parts = (v.unsqueeze(-1) * self.weight).flatten(1)
-        return flat.index_add_(1, self.place.flatten(), parts).unflatten(1, tuple(shape))
+
+class _System:
+    r"""The systems :math:`(H B H^\top + I) x = b` of channels that are observed alike.
+
+    Arguments:
+        rows: The observations of each channel, :math:`K` of them.
+        priors: Their correlations.
+        shape: That of the fields of a channel, :math:`(L, H, W)`.
+    """
+
+    def __init__(self, rows: Sequence[_Rows], priors: Sequence[Correlated], shape: Sequence[int]):
+        self.place, self.shape = rows[0].place, tuple(shape)
+        self.weight = torch.stack([r.weight for r in rows])[:, None]
+        self.which = torch.stack([r.which for r in rows])
+        self.prior, self.inverses = Alike(priors), Inverses([r.blocks for r in rows])
+
+    def observe(self, u: Tensor) -> Tensor:
+        r"""The products :math:`H u` with fields :math:`(K, M, L, H, W)`."""
+        flat = u.flatten(2).index_select(2, self.place.flatten())
+        return (flat.unflatten(2, self.place.shape) * self.weight).sum(-1)
+
+    def spread(self, v: Tensor) -> Tensor:
+        r"""The products :math:`B H^\top v` with vectors :math:`(K, M, n)`."""
+        flat = v.new_zeros(*v.shape[:2], math.prod(self.shape))
+        parts = (v.unsqueeze(-1) * self.weight).flatten(2)
+        flat.index_add_(2, self.place.flatten(), parts)
+        return self.prior.matmul(flat.unflatten(2, self.shape))
+
+    def solve(self, b: Tensor, iterations: int, tolerance: float) -> Solution:
+        r"""Solutions of :math:`(K, M, n)`, as :math:`(K M, n)`."""
+        lead = b.shape[:2]
+
+        def product(v: Tensor) -> Tensor:
+            return v + self.observe(self.spread(v.unflatten(0, lead))).flatten(0, 1)
+
+        def precondition(v: Tensor) -> Tensor:
+            return self.inverses.matmul(v.unflatten(0, lead)).flatten(0, 1)
+
+        return cg(product, b.flatten(0, 1), iterations, tolerance, precondition)
 
 
 class ResidualSampler:
@@ -197,29 +235,25 @@ class ResidualSampler:
         out = torch.zeros(len(departure), shape[0], len(chosen), *shape[1:], device=device)
         used = sum(len(which) for pieces in observed.values() for _, which, _ in pieces)
         report = Report(unused=count - used)
-        for k, c in enumerate(chosen):
-            std = torch.from_numpy(rep.std[c]).float().to(device)
-            if not bool(std.any()):
-                continue
+        place = {c: k for k, c in enumerate(chosen) if rep.std[c].any()}
+        for c, k in place.items():
             prior = self.prior(c, len(operators))
             u = prior.color(noise((len(operators), prior.space.size), c, 0).to(device))
-            if above and c in above:
-                u = bounded(u, above[c], std)
-            if c in observed:
-                rows = self._rows(operators, observed[c], c, prior)
-                perturbation = noise((len(rows.which),), c, 1).to(device)
-                b = departure[:, rows.which].to(u) + perturbation - rows.observe(u)
-
-                def product(v: Tensor, prior: Correlated = prior, rows: _Rows = rows) -> Tensor:
-                    return v + rows.observe(prior.matmul(rows.adjoint(v, shape)))
-
-                found = cg(product, b, iterations, tolerance, rows.blocks.solve)
-                u = u + prior.matmul(rows.adjoint(found.x, shape))
-                report.used += len(rows.which)
-                report.iterations = max(report.iterations, found.iterations)
-                report.residual = max(report.residual, float(found.residual.max()))
-                report.channels.append(rep.channels[c].name)
-            out[:, :, k] = std * u
+            out[:, :, k] = bounded(u, above[c], self._std(c)) if above and c in above else u
+        for group in self._alike(operators, observed, place):
+            system, at = self._system(operators, observed, group), [place[c] for c in group]
+            u = out[:, :, at].movedim(2, 0)
+            size = (system.which.shape[1],)
+            eps = torch.stack([noise(size, c, 1).to(device) for c in group])
+            b = departure[:, system.which].to(u).movedim(1, 0) + eps - system.observe(u)
+            found = system.solve(b, iterations, tolerance)
+            out[:, :, at] = (u + system.spread(found.x.view_as(b))).movedim(0, 2)
+            report.used += system.which.numel()
+            report.iterations = max(report.iterations, found.iterations)
+            report.residual = max(report.residual, float(found.residual.max()))
+            report.channels += [rep.channels[c].name for c in group]
+        for c, k in place.items():
+            out[:, :, k] *= self._std(c)
         return out, report
 
     def free(self, hours: int, members: int, noise: Noise, **options: Any) -> Tensor:
@@ -261,9 +295,9 @@ class ResidualSampler:
         past = past[:, max(past.shape[1] - PAST, 0) :]
         out = torch.zeros(len(past), hours, *past.shape[2:], device=device)
         for k, c in enumerate(chosen):
-            std = torch.from_numpy(rep.std[c]).float().to(device)
-            if not bool(std.any()):
+            if not rep.std[c].any():
                 continue
+            std = self._std(c)
             gain, root = _continuation(rep, c, past.shape[1], hours)
             space = self.prior(c, hours).space
             eps = noise((hours, space.size), c, 2).to(device)
@@ -296,14 +330,42 @@ class ResidualSampler:
             self._seen, self._kept = (list(operators), observed), {}
         return observed
 
-    def _rows(
-        self, operators: Sequence[Any], pieces: list[Piece], channel: int, prior: Correlated
-    ) -> _Rows:
+    def _rows(self, operators: Sequence[Any], pieces: list[Piece], channel: int) -> _Rows:
         if channel not in self._kept:
             assert self.space is not None
-            rows = _rows(operators, pieces, self.rep, self.space, channel, prior.time[0])
+            time = self.prior(channel, len(operators)).time[0]
+            rows = _rows(operators, pieces, self.rep, self.space, channel, time)
             self._kept[channel] = rows.to(self.device)
         return self._kept[channel]
+
+    def _alike(
+        self, operators: Sequence[Any], observed: Mapping[int, list[Piece]], channels: Iterable[int]
+    ) -> list[list[int]]:
+        r"""Channels that are observed, those of one variable together where they are alike."""
+        groups: list[list[int]] = []
+        for c in channels:
+            if c not in observed:
+                continue
+            rows = self._rows(operators, observed[c], c)
+            for group in groups:
+                first = group[0]
+                same = self.rep.channels[first].variable == self.rep.channels[c].variable
+                if same and self._kept[first].alike(rows):
+                    group.append(c)
+                    break
+            else:
+                groups.append([c])
+        return groups
+
+    def _system(
+        self, operators: Sequence[Any], observed: Mapping[int, list[Piece]], group: list[int]
+    ) -> _System:
+        rows = [self._rows(operators, observed[c], c) for c in group]
+        hours = len(operators)
+        return _System(rows, [self.prior(c, hours) for c in group], (hours, *self.rep.grid.shape))
+
+    def _std(self, channel: int) -> Tensor:
+        return torch.from_numpy(self.rep.std[channel]).float().to(self.device)
 
 
 def _continuation(

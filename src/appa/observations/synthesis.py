@@ -263,7 +263,7 @@ def observe_swath(
     times = ds["time"].values
     sees = [satellite.sees(grid, times) for satellite in network.satellites]
     observables = select(ds, [name for s in network.satellites for name in s.variables])
-    swath = xr.Dataset(coords={name: ds[name] for name in ds.indexes})
+    swath = xr.Dataset(coords={name: ds[name].variable for name in ds.indexes})
     places = Places.of(ds, grid)
 
     with progress(len(times) * len(observables), "satellites", unit="fields") as bar:

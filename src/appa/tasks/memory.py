@@ -17,10 +17,10 @@ Probes of curvature (:mod:`appa.diffusion.guidance.mmps`) come before the solver
 than it does: of each hour a state beside that of the linearization, of each observation four
 departures, of each window five latents.
 
-Once latents are drawn, so is what the decoder lacks, a channel at a time over all hours
-(:mod:`appa.tasks.residuals`). Of each hour of a member that is noise, one number a harmonic and one
-a point, thrice for a wind, as drawn and as correlated in time, and fields. Associated Legendre
-functions are there once.
+Once latents are drawn, so is what the decoder lacks, of channels over all hours
+(:mod:`appa.tasks.residuals`). Of each hour of a member's channel that is noise, one number a
+harmonic and one a point, thrice for a wind, as drawn and as correlated in time, and fields.
+Associated Legendre functions are there once.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class ResidualMemory:
         return cls(model.config, hours)
 
     @property
-    def member(self) -> int:
-        r"""Of each member whose channel is drawn."""
+    def channel(self) -> int:
+        r"""Of each channel of a member that is drawn."""
         grid = self.config.grid
         points, orders = grid.latitudes * grid.longitudes, degrees_of(grid) + 1
         noise = 3 * (orders**2 + points)  # of a wind
@@ -179,19 +179,20 @@ class ResidualMemory:
         orders = degrees_of(grid) + 1
         return 4 * grid.latitudes * orders * (orders + ORDERS) // 2 + LIBRARIES
 
-    def total(self, members: int, fields: int) -> int:
+    def total(self, drawn: int, fields: int) -> int:
         r"""All of it.
 
         Arguments:
-            members: The number of members drawn at once.
+            drawn: The number of channels of members drawn at once.
             fields: The number of single fields that wait to be written, one channel of one hour of
                 a member each.
         """
-        return self.once + members * self.member + 4 * fields * math.prod(self.config.grid.shape)
+        return self.once + drawn * self.channel + 4 * fields * math.prod(self.config.grid.shape)
 
     def affordable(self, free: int, share: float = 0.25) -> int:
-        r"""The number of members drawn at once, within a share of the bytes that are free."""
-        return max(1, int(share * free - self.once) // self.member)
+        r"""The number of channels of members drawn at once, within a share of the bytes that are
+        free."""
+        return max(1, int(share * free - self.once) // self.channel)
 
 
 def largest_window(sizes: Iterable[int], window: int) -> tuple[int, int]:

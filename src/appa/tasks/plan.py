@@ -252,8 +252,8 @@ def plan(
         memory += min(PAST_HOURS, past) * members * model.config.state_bytes
         drawing = ResidualMemory.of(model, past + hours)
         widest = max(sum(len(field.channels) for field in piece) for piece in pieces)
-        few = min(at_once, together), drawing.affordable(free_memory(model.device))
-        writing += drawing.total(min(few), few[0] * given * widest)
+        few, most = min(at_once, together), drawing.affordable(free_memory(model.device))
+        writing += drawing.total(min(few * widest, most), few * given * widest)
     memory += max(evaluation, writing)
     note = f"{_several(at_once, 'member')} at once; from one pass of each kind"
     seconds = sum(a * b for a, b in zip(total.numbers, cost.seconds, strict=True))

@@ -3,8 +3,8 @@ r"""What the decoder lacks of members, drawn when it is written.
 Of a channel, :math:`r` is drawn over all hours at once (:mod:`appa.observations.residual`); of a
 state, all channels are written at once. In between would be members × hours × channels × grid: at
 0.25°, 14 GB a member in two days. So it is drawn for as many members and channels as what writes
-them asks for, a channel at a time. Each member and channel has noise of its own, so that it does
-not matter which are drawn together.
+them asks for, and as many at a time as memory allows. Each member and channel has noise of its own,
+so that it does not matter which are drawn together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Residuals:
         known: The number of first hours that are known, of which nothing is given.
         past: What the decoder lacked in the last of these, with shape :math:`(S, P, C, H, W)`.
         sources: Which of these each member goes on from.
-        at_once: The number of members drawn at once, by default all.
+        at_once: The number of members drawn at once of a channel, by default all of all channels.
         batch: The number of states decoded at once, by default as many as memory allows.
     """
 
@@ -60,7 +60,8 @@ class Residuals:
         self.model, self.sampler, self.z, self.noise, self.hours = model, sampler, z, noise, hours
         self.operators = list(operators) or [None] * z.shape[1]
         self.known, self.past, self.sources = known, past, list(sources)
-        self.at_once, self.batch = at_once or len(z), batch or decode_batch(model)
+        self.at_once = at_once or len(z) * len(model.config.channels)
+        self.batch = batch or decode_batch(model)
         #: The largest relative residual that interpolation left.
         self.left = 0.0
 
@@ -79,37 +80,41 @@ class Residuals:
         for i in range(0, len(chosen), self.at_once):
             few = list(chosen[i : i + self.at_once])
             noise = self.noise(few)
-            for k, channel in enumerate(channels):
-                out[i : i + len(few), :, k] = self._channel(few, channel, noise)
+            # channels besides members, where these are few: solved together they are faster
+            most = max(1, self.at_once // len(few))
+            for k in range(0, len(channels), most):
+                part = self._channels(few, channels[k : k + most], noise)
+                out[i : i + len(few), :, k : k + part.shape[2]] = part
         return out
 
     def whole(self) -> Tensor:
         r"""All of it, which may be large."""
         return self(slice(None), range(len(self.model.config.channels)))
 
-    def _channel(self, few: list[int], channel: int, noise: Noise) -> Tensor:
-        r"""One channel, with shape :math:`(m, t, H, W)`."""
+    def _channels(self, few: list[int], channels: Sequence[int], noise: Noise) -> Tensor:
+        r"""Some channels, with shape :math:`(m, t, c, H, W)`."""
+        channels = list(channels)
         if not self.known:
-            above = self._above(few, channel, 0)
+            above = self._above(few, channels, 0)
             departure = self.departure[few[0] : few[-1] + 1]
             r, report = self.sampler.draw(
-                self.operators, departure, noise, channels=[channel], above=above
+                self.operators, departure, noise, channels=channels, above=above
             )
             self.left = max(self.left, report.residual)
-            return r[:, self.hours, 0]
-        past = self.z.new_zeros(len(few), 0, 1, *self.model.grid.shape)
+            return r[:, self.hours]
+        past = self.z.new_zeros(len(few), 0, len(channels), *self.model.grid.shape)
         if self.past is not None:
-            past = self.past[[self.sources[i] for i in few], :, channel].unsqueeze(2).to(self.z)
-        above = self._above(few, channel, self.known - past.shape[1])
+            past = self.past[[self.sources[i] for i in few]][:, :, channels].to(self.z)
+        above = self._above(few, channels, self.known - past.shape[1])
         later = self.sampler.forward(
-            past, len(self.operators) - self.known, noise, channels=[channel], above=above
+            past, len(self.operators) - self.known, noise, channels=channels, above=above
         )
         none = later.new_zeros(len(few), self.known, *later.shape[2:])
-        return torch.cat([none, later], dim=1)[:, self.hours, 0]
+        return torch.cat([none, later], dim=1)[:, self.hours]
 
-    def _above(self, few: list[int], channel: int, first: int) -> dict[int, Above]:
-        r"""Where precipitation is from an hour on; of another channel, nothing."""
-        if not self.model.rains(channel):
+    def _above(self, few: list[int], channels: Sequence[int], first: int) -> dict[int, Above]:
+        r"""Where precipitation is from an hour on, if it is among the channels."""
+        if not any(map(self.model.rains, channels)):
             return {}
         return self.model.above_zero(self.z[few, first:], self.sampler.rep, self.batch)
 
