@@ -45,7 +45,8 @@ class Meter:
 
         # in place of the methods, of this model alone
         model.decode, model.linearize = decoded, linearized  # type: ignore[method-assign]
-        self._hook = model.denoiser.register_forward_hook(
+        # the network, which denoisers in other precisions share
+        self._hook = model.denoiser.backbone.register_forward_hook(
             lambda module, args, out: self._watch("denoiser", out, len(out))  # type: ignore
         )
         return self
