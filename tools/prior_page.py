@@ -4,10 +4,11 @@ r"""Makes the tables and figures of `docs/results/prior.md` from folders of scor
     recipes/planet.sh planet-large
     python tools/prior_page.py planet=runs/planet/scores planet-large=runs/planet-large/scores
 
-A folder has the scores of an autoencoder and, if there is one, of a prior; its folder `composed`
-those of the prior's composed trajectories. Every number in a table of that page comes from here. A
-table stands between the comments `begin NAME` and `end NAME`; the words around them are the page's
-own, and stay. A page that is not there yet begins as `tools/prior_page.md`.
+A folder has the scores of an autoencoder, of a prior, or of both; its folder `composed` those of
+the prior's composed trajectories. Every number in a table of that page comes from here. A table
+stands between the comments `begin NAME` and `end NAME`; the words around them are the page's own,
+and stay. So does what a table has of models, networks and measures that were not scored anew. A
+page that is not there yet begins as `tools/prior_page.md`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TARGETS = {
 GAP, MEMORY, JOINT, SEAM = 0.10, 0.03, 0.05, 1.05
 SHORT, LONG = (1, 6, 12, 23), (24, 36, 48)  # lags
 COMPOSED = "composed"
+WHOLE = ("composed", "joints")  # tables that are made of the models given alone
 WORDS = {COMPOSED: "composed", "sequential": "window after window"}
 
 # of the first model; the others' are fewer
@@ -54,8 +56,10 @@ class Model:
 
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
-        self.autoencoder = load_summary(folder, "autoencoder")
-        self.reconstruction: xr.Dataset = load_scores(folder, "autoencoder")
+        #: Empty where it was not scored.
+        self.autoencoder: dict[str, Any] = {}
+        if (folder / "autoencoder.json").exists():
+            self.autoencoder = load_summary(folder, "autoencoder")
         self.prior: dict[str, Any] | None = None
         self.target: dict[str, float] = TARGETS.get(name, {})
         #: The summary of the longest draws, by how they were drawn, where that is beyond a window.
@@ -70,6 +74,10 @@ class Model:
             if int(longest) > summary["window"]:
                 mode = WORDS[summary.get("mode", COMPOSED)]
                 self.longer[f"{longest} h {mode}"] = summary["lengths"][longest]
+
+    @property
+    def reconstruction(self) -> xr.Dataset:
+        return load_scores(self.folder, "autoencoder")
 
     @property
     def draws(self) -> xr.Dataset:
@@ -108,18 +116,25 @@ def main() -> None:
         "composed": composed,
         "joints": joints,
         "seam": seam,
-        "others": others,
+        **({"others": others} if len(models) > 1 else {}),
     }
     for name, make in tables.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        made = make(models)
-        text, found = re.subn(pattern, lambda m, t=made: m[1] + t + m[2], text, flags=re.DOTALL)
-        if found != 1:
-            raise SystemExit(f"{page} has {found} places for the table {name!r}, expected one")
+        places = re.findall(pattern, text, flags=re.DOTALL)
+        if len(places) != 1:
+            raise SystemExit(f"{page} has {len(places)} places for the table {name!r}, not one")
+        old = re.search(pattern, text, flags=re.DOTALL)
+        assert old is not None
+        before, made = old[0].removeprefix(old[1]).removesuffix(old[2]), make(models)
+        if name == "commands":
+            made = _commanded(before, made)
+        elif name not in (*WHOLE, "others"):
+            made = updated(before, made)
+        text = text.replace(old[0], f"{old[1]}{made}{old[2]}")
     page.write_text(text)
 
     for k, model in enumerate([] if args.no_figures else models):
-        scored = {"autoencoder": model.reconstruction}
+        scored = {"autoencoder": model.reconstruction} if model.autoencoder else {}
         if model.prior:
             scored["prior"] = model.draws
         for kind, scores in scored.items():
@@ -138,6 +153,53 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def updated(old: str, new: str) -> str:
+    r"""Tables with what is new in place of what was there; rows and columns that are not among it
+    stay. Tables are told apart by their first words, rows by theirs and by those of the row in bold
+    above."""
+    tables = {t[0][0]: t for t in _tables(old)}
+    for made in _tables(new):
+        known = tables.setdefault(made[0][0], [made[0]])
+        head = list(dict.fromkeys([*known[0], *made[0]]))
+        cells: dict[tuple[str, str], dict[str, str]] = {}
+        for part in (known, made):
+            section = ""
+            for row in part[1:]:
+                section = row[0] if row[0].startswith("**") and not any(row[1:]) else section
+                cells.setdefault((section, row[0]), {}).update(zip(part[0], row, strict=True))
+        order = sorted(
+            cells, key=lambda key: list(dict.fromkeys(k[0] for k in cells)).index(key[0])
+        )
+        tables[made[0][0]] = [head, *([cells[key].get(k, "·") for k in head] for key in order)]
+    return "\n".join(table(t[0], t[1:]) for t in tables.values())
+
+
+def _commanded(old: str, new: str) -> str:
+    r"""Commands, those that wrote the same scores replaced, and that of the page last."""
+    known: dict[str, str] = {}
+    for text in (old, new):
+        for command in re.findall(
+            r"^    (?:appa|python).*\n(?:^        .*\n)*", text, re.MULTILINE
+        ):
+            kind = " ".join(command.split()[:3])
+            out = re.search(r"--out (\S+)", command)
+            known[f"{kind} {out[1]}" if out else "page"] = command
+    names = list(
+        dict.fromkeys(re.findall(r"--out (runs/([\w-]+)/scores)", "".join(known.values())))
+    )
+    page = " ".join(f"{name}={folder}" for folder, name in names)
+    known["page"] = f"    python tools/prior_page.py {page}\n"
+    return "\n" + "".join([*(v for k, v in known.items() if k != "page"), known["page"]]) + "\n"
+
+
+def _tables(text: str) -> list[list[list[str]]]:
+    r"""Tables as rows of cells, the first being their heads."""
+    parts = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    rows = ([line.strip()[1:-1].split("|") for line in part.splitlines()] for part in parts)
+    split = ([[cell.strip() for cell in row] for row in part] for part in rows)
+    return [[part[0], *part[2:]] for part in split]
+
+
 def number(value: float | None, digits: int = 3) -> str:
     return "·" if value is None or value != value else f"{value:.{digits}f}".replace("-", "−")
 
@@ -150,6 +212,8 @@ def weights(models: Sequence[Model]) -> str:
     r"""What the models weigh."""
     rows = []
     for model in models:
+        if not model.autoencoder:
+            continue
         about = model.autoencoder["model"]
         count = [f"{about[f'{k}_parameters'] / 1e6:.1f} M" for k in ("autoencoder", "denoiser")]
         cost = [f"{about[f'{k}_gflop']:.2f}" for k in ("encoder", "decoder", "denoiser")]
@@ -158,8 +222,8 @@ def weights(models: Sequence[Model]) -> str:
         cells = (*count, *cost)
         rows.append([model.name, f"{about['compression']:.0f}×", *cells])
     heads = ("model", "compression", "autoencoder", "denoiser")
-    hours = models[0].autoencoder["model"]["window"]
-    return table((*heads, "encode, GFLOP", "decode", f"denoise {hours} h"), rows)
+    hours = next((m.autoencoder["model"]["window"] for m in models if m.autoencoder), None)
+    return table((*heads, "encode, GFLOP", "decode", f"denoise {hours} h"), rows) if rows else ""
 
 
 def commands(models: Sequence[Model]) -> str:
@@ -169,11 +233,12 @@ def commands(models: Sequence[Model]) -> str:
         run = f"runs/{model.name}"
         where = f"--climatology planet --out {run}/scores"
         scored = model.name if model.autoencoder.get("scored") == model.name else run
-        store = f"work/{Path(model.reconstruction.attrs['store']).name}"
-        data = f"{scored} --data {store}"
-        train = f" --train-data {store}" if "rmse_train" in model.autoencoder else ""
-        states = f"--states {model.autoencoder['states']}"
-        lines.append(f"    appa score autoencoder {data}{train} \\\n        {states} {where}")
+        if model.autoencoder:
+            store = f"work/{Path(model.reconstruction.attrs['store']).name}"
+            data = f"{scored} --data {store}"
+            train = f" --train-data {store}" if "rmse_train" in model.autoencoder else ""
+            states = f"--states {model.autoencoder['states']}"
+            lines.append(f"    appa score autoencoder {data}{train} \\\n        {states} {where}")
         for part in ("", f"/{COMPOSED}"):
             if not (model.folder / part[1:] / "prior.json").exists():
                 continue
@@ -186,8 +251,7 @@ def commands(models: Sequence[Model]) -> str:
             if prior.get("understated"):
                 how += f" --understated {prior['understated']:g}"
             lines.append(f"    appa score prior {data} \\\n        {how} \\\n        {where}{part}")
-    names = " ".join(f"{m.name}=runs/{m.name}/scores" for m in models)
-    return "\n" + "\n".join([*lines, f"    python tools/prior_page.py {names}"]) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def targets(models: Sequence[Model]) -> str:
@@ -199,21 +263,21 @@ def targets(models: Sequence[Model]) -> str:
 
 def judged(model: Model) -> list[tuple[str, str, str, str]]:
     r"""Each target, what was found, and whether that reaches it."""
-    ae, about, target = model.autoencoder, model.autoencoder["model"], model.target
+    ae, target = model.autoencoder, model.target
     rows = []
 
     def most(what: str, found: float | None, bound: float, digits: int = 3, unit: str = "") -> None:
         good = found is not None and found <= bound
         rows.append((what, f"≤ {bound:g}{unit}", number(found, digits) + unit, reached(good)))
 
-    if "compression" in target:
-        least, found = target["compression"], about["compression"]
+    if ae and "compression" in target:
+        least, found = target["compression"], ae["model"]["compression"]
         rows.append(("compression", f"≥ {least}×", f"{found:.0f}×", reached(found >= least)))
-    if "decoder" in target:
-        most("decoder, a state", about["decoder_gflop"], target["decoder"], 2, " GFLOP")
+    if ae and "decoder" in target:
+        most("decoder, a state", ae["model"]["decoder_gflop"], target["decoder"], 2, " GFLOP")
     if "size" in target and (size := bundled(model.name)) is not None:
         most("size on disk", size, target["size"], 1, " MB")
-    if "rmse" in target:
+    if ae and "rmse" in target:
         most("reconstruction RMSE, mean over channels", ae["rmse"], target["rmse"])
     for channel, error in ae.get("weather_headline", {}).items():
         if "weather" in target:
@@ -221,7 +285,7 @@ def judged(model: Model) -> list[tuple[str, str, str, str]]:
     if "test_over_train" in ae:
         gap = abs(ae["test_over_train"] - 1)
         most("held-out error and training error, relative difference", gap, GAP)
-    by = {VARIABLES[v].short: e for v, e in ae["rmse_by_variable"].items()}
+    by = {VARIABLES[v].short: e for v, e in ae.get("rmse_by_variable", {}).items()}
     if {"t", "z", "q", "u", "v"} <= by.keys():
         best, worst = max(by["t"], by["z"]), min(by["q"], by["u"], by["v"])
         found = f"{number(best)}, {number(worst)}"
@@ -251,9 +315,12 @@ def bundled(name: str) -> float | None:
 
 
 def reconstruction(models: Sequence[Model]) -> str:
+    models = [model for model in models if model.autoencoder]
+    if not models:
+        return ""
     header = ["variable"]
     for model in models:
-        header += [f"{model.name}: RMSE", "of the weather"]
+        header += [f"{model.name}: RMSE", f"{model.name}: of the weather"]
     rows = []
     for variable in models[0].autoencoder["rmse_by_variable"]:
         var = VARIABLES[variable]
@@ -275,6 +342,8 @@ def levels(models: Sequence[Model]) -> str:
     r"""RMSE and, in parentheses, the same in units of the weather, by level."""
     parts = []
     for model in models:
+        if not model.autoencoder:
+            continue
         scores = model.reconstruction
         names = [v for v in dict.fromkeys(scores["variable"].values) if not VARIABLES[v].surface]
         rows = []
@@ -295,7 +364,8 @@ def levels(models: Sequence[Model]) -> str:
 def spectra(models: Sequence[Model]) -> str:
     columns: dict[str, dict[str, Any]] = {}
     for model in models:
-        columns[f"{model.name}: reconstructions"] = model.autoencoder
+        if model.autoencoder:
+            columns[f"{model.name}: reconstructions"] = model.autoencoder
         if model.prior:
             columns[f"{model.name}: draws"] = model.window
     found = {name: summary.get("fine_energy", {}) for name, summary in columns.items()}
@@ -389,10 +459,10 @@ def joints(models: Sequence[Model]) -> str:
 def seam(models: Sequence[Model]) -> str:
     rows = []
     for model in models:
-        edges = {
-            "error of reconstructions": model.autoencoder["seam_error"],
-            "differences, reconstructions / truth": model.autoencoder["seam_steps"],
-        }
+        edges = {}
+        if model.autoencoder:
+            edges["error of reconstructions"] = model.autoencoder["seam_error"]
+            edges["differences, reconstructions / truth"] = model.autoencoder["seam_steps"]
         if model.prior:
             edges["differences, draws / truth"] = model.window["seam_draws"]
         for what, edge in edges.items():
@@ -403,7 +473,7 @@ def seam(models: Sequence[Model]) -> str:
 
 def others(models: Sequence[Model]) -> str:
     r"""The figures of all but the first model."""
-    lines = ["\n## The other model\n"] if len(models) > 1 else []
+    lines = ["\n## The other model\n"]
     for model in models[1:]:
         lines.append(f"### {model.name}\n")
         for kind, names in FEWER.items():
