@@ -215,18 +215,28 @@ def test_nothing_after_a_block_that_failed_counts_as_done(tmp_path):
     np.testing.assert_array_equal(values, expected(plan))
 
 
+PLAN = Plan(members=1, days=3, spin_up=1)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    r"""Where compiled functions are kept: tests and processes share them."""
+    r"""Where compiled functions are kept: tests and processes share them, by these variables."""
     pytest.importorskip("jcm", reason="the extra 'planet' is not installed")
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    folder, before = tmp_path_factory.mktemp("cache"), jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    variables = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        # the many small functions of a start, too
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in variables}
+    for name, value in variables.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
-    yield folder
-    jax.config.update("jax_compilation_cache_dir", before)
+    yield {name.upper(): str(value) for name, value in variables.items()}
+    for name, value in before.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -235,13 +245,27 @@ def circulation(cache):
     return Circulation()
 
 
+class Followed:
+    r"""A circulation whose members are seen after the last day that was stored."""
+
+    def __init__(self, circulation):
+        self.circulation = circulation
+
+    def __getattr__(self, name):
+        return getattr(self.circulation, name)
+
+    def advance(self, run, days, every=1):
+        self.run, fields = self.circulation.advance(run, days, every)
+        return self.run, fields
+
+
 @pytest.fixture(scope="module")
-def under_way(circulation):
-    r"""A member after five days, when it has begun to rain."""
-    run = circulation.start([3], np.array(["2021-06-01"], "datetime64[h]"))
-    for _ in range(5):
-        run = circulation.spin_up(run, 1)
-    return run
+def whole(circulation, tmp_path_factory):
+    r"""A simulation that nothing interrupted, and its member after these four days, when it has
+    begun to rain."""
+    path, followed = tmp_path_factory.mktemp("whole") / "plain.zarr", Followed(circulation)
+    simulate(path, PLAN, circulation=followed)
+    return path, followed.run
 
 
 def test_it_starts_with_earths_mass_in_balance_with_the_mountains(circulation):
@@ -258,8 +282,8 @@ def test_it_starts_with_earths_mass_in_balance_with_the_mountains(circulation):
     assert np.ptp(np.log(pressure)) > 0.4
 
 
-def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulation, under_way):
-    run = under_way
+def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulation, whole):
+    _, run = whole
     after, fields = circulation.advance(run, 1)
     # Passing over a day leads where storing it does, but for rounding. Convection
     # amplifies that, to a tenth of a day's change here; other weather would be 1.4 of it away.
@@ -289,10 +313,20 @@ def test_precipitation_is_the_hours_sum_and_fields_belong_to_their_hour(circulat
     rate = np.asarray(means.physics["surface_exchange"].precipitation)  # kg m⁻² s⁻¹
     theirs = 3.6 * rate.swapaxes(-1, -2)[:, ::-1]  # m an hour, canonical
     ours = np.asarray(fields["total_precipitation"])[0]
+    ours = np.concatenate([ours, np.asarray(after.precipitation).swapaxes(-1, -2)[:, ::-1]])
     # The sum over (h − 1, h] stands at h: JCM's first mean is our second hour.
     # Two programs round differently, and rain sets in at a threshold: 1e-7 m is 0.1 µm.
-    np.testing.assert_allclose(ours[1:], theirs[:-1], rtol=1e-3, atol=1e-7)
-    np.testing.assert_allclose(np.asarray(after.precipitation)[0].T[::-1], theirs[-1], atol=1e-7)
+    np.testing.assert_allclose(ours[1:13], theirs[:12], rtol=1e-3, atol=1e-7)
+    # After half a day a point or two may be on the threshold's other side, and their neighbours
+    # follow; an hour too early, it rains otherwise at most points where it rains.
+    wet = theirs > 1e-6
+    same, early = (
+        np.isclose(hours, theirs, rtol=1e-3, atol=1e-7)[wet].mean()
+        for hours in (ours[1:], ours[:-1])
+    )
+    assert same > 0.95
+    assert early < 0.2
+    assert wet[-1].sum() > 50
     assert ours.max() > 1e-5
 
     # Hour 0 is the state it set out from.
@@ -316,9 +350,9 @@ simulate(sys.argv[1], Plan(members=1, days=3, spin_up=1))
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache, circulation):
+def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache, circulation, whole):
     r"""Another process begins it, and is killed; this one goes on."""
-    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    env = {**os.environ, **cache}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "killed.zarr")]
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     marker = tmp_path / "killed.zarr.partial" / ".appa" / "done" / "temperature" / "0"
@@ -333,12 +367,10 @@ def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache, circulation):
         open_store(tmp_path / "killed.zarr")
 
     written = {p: p.stat().st_mtime_ns for p in marker.parents[3].glob("temperature/c/*/*/*/*")}
-    for name in ("killed.zarr", "plain.zarr"):
-        plan = Plan(members=1, days=3, spin_up=1)
-        simulate(tmp_path / name, plan, circulation=circulation)
+    simulate(tmp_path / "killed.zarr", PLAN, circulation=circulation)
 
-    killed, whole = open_store(tmp_path / "killed.zarr"), open_store(tmp_path / "plain.zarr")
-    xr.testing.assert_identical(killed.load(), whole.load())
+    killed, plain = open_store(tmp_path / "killed.zarr"), open_store(whole[0])
+    xr.testing.assert_identical(killed.load(), plain.load())
     # At most the block that was under way was written again.
     kept = [
         p
@@ -347,7 +379,7 @@ def test_killed_it_goes_on_and_gives_the_same(tmp_path, cache, circulation):
     ]
     assert len(kept) >= len(written) - 2
 
-    assert list(np.unique(whole["trajectory"])) == [2021]
+    assert list(np.unique(plain["trajectory"])) == [2021]
 
 
 def test_a_plan_that_differs_does_not_continue_another(tmp_path):
