@@ -140,9 +140,9 @@ def test_all_of_a_state_observed(model, truth, represented):
         std = stats[name].sel(statistic="std", drop=True)
         observed[f"{name}_error"] = xr.zeros_like(hour[name]) + NOISE * std
     if represented:
-        few = {"steps": 4, "iterations": 4, "tolerance": 0.0}
+        few = {"steps": 2, "iterations": 2, "tolerance": 0.0}
     else:
-        few = {"steps": 10, "iterations": 6, "tolerance": 0.0}
+        few = {"steps": 10, "iterations": 4, "tolerance": 0.0}
         few |= {"representation": "none", "residual": False}
     settings = Settings.of(model.config, "draft", **few)
     start = hour["time"].values[0]
@@ -166,7 +166,7 @@ def test_observations_help(model, truth):
     hours = truth.isel(time=slice(3))
     start = hours["time"].values[0]
     day = observe_planet(hours)
-    settings = Settings.of(model.config, "draft", steps=8, iterations=3, tolerance=0.0)
+    settings = Settings.of(model.config, "draft", steps=4, iterations=2, tolerance=0.0)
     seen = [day.table, day.swath]
     analysis = model.reanalysis(seen, start, 3, members=1, settings=settings).isel(member=0)
     prior = model.reanalysis(None, start, 3, members=1, settings=settings).isel(member=0)
