@@ -20,6 +20,7 @@ departures, of each window five latents.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -123,10 +124,9 @@ class Memory:
 
         if not hours or fits(1, hours):
             each = self.total(2, hours, observations, 0) - self.total(1, hours, observations, 0)
-            members = max(1, most // each)
-            while members > 1 and not fits(members, hours):
-                members -= 1
-            return members, None
+            # more members never take less: looked for by halves, they may be a hundred thousand
+            several = range(2, most // each + 1)
+            return 1 + bisect_left(several, True, key=lambda n: not fits(n, hours)), None
         return 1, max((n for n in range(1, hours) if fits(1, n)), default=1)
 
     @property
