@@ -7,6 +7,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -
 COMPILE := $(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true
 # One thread a process: threads that wait for each other cost more than they give on few cores.
 export OMP_NUM_THREADS ?= 1
+# Bytecode is kept, whatever the environment says: processes that tests begin share it.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test unit lint format clean
 
