@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import xarray as xr
 from scipy.stats import chi2
-from torch.autograd import gradcheck, gradgradcheck
 
 import appa
 from appa.data.grids import Grid
@@ -19,80 +17,25 @@ from appa.data.states import Standardizer, undefined
 from appa.data.variables import ATMOSPHERIC, SURFACE
 from appa.errors import DataError
 from appa.observations.networks import Network, Satellite, stations
-from appa.observations.observables import REGISTRY, find, known, observable
-from appa.observations.operators import HourOperator, Operators, StateSpace, compile_observations
+from appa.observations.operators import StateSpace
 from appa.observations.synthesis import observe
 
-HOUR = np.datetime64("2021-03-21T00", "ns")
-LEVELS = (200, 500, 850, 1000)
-U, V = "10m_u_component_of_wind", "10m_v_component_of_wind"
-R, G = 287.05, 9.80665
-
-GAUSSIAN = Grid("gaussian", 48, 96)
-SMALL = Grid("equiangular-cells", 6, 8)
-
-
-def moments(seed: int = 0) -> xr.Dataset:
-    r"""Means and standard deviations as an atmosphere has them, roughly."""
-    stats = xr.Dataset(coords={"statistic": ["mean", "std"], "level": list(LEVELS)})
-    surface = ((281, 12), (1, 5), (-1, 4), (100_900, 1100), (288, 8), (1e-4, 3e-4))
-    for name, pair in zip(SURFACE, surface, strict=True):
-        stats[name] = ("statistic", np.array(pair, float))
-    upper = {
-        "temperature": ([218, 252, 274, 281], [7, 11, 14, 16]),
-        "u_component_of_wind": ([14, 6, 1, 0], [17, 12, 8, 6]),
-        "v_component_of_wind": ([0, 0, 0, 0], [12, 9, 6, 5]),
-        "geopotential": ([115_000, 54_200, 13_800, 900], [5700, 3300, 1400, 1000]),
-        "specific_humidity": ([2e-5, 9e-4, 5e-3, 7e-3], [2e-5, 1e-3, 4e-3, 6e-3]),
-    }
-    for name in ATMOSPHERIC:
-        stats[name] = (("statistic", "level"), np.array(upper[name], float))
-    return stats
-
-
-def make_space(grid: Grid, land=None, ground=None) -> StateSpace:
-    standardizer = Standardizer(moments(), levels=LEVELS, land_mask=land)
-    return StateSpace(standardizer, grid, ground, standardizer.land)
-
-
-def states(space: StateSpace, **fields) -> torch.Tensor:
-    r"""A state in double precision; fields not given are at their mean."""
-    x = torch.zeros(1, *space.shape, dtype=torch.float64)
-    for name, field in fields.items():
-        c = space.channels(name)
-        y = torch.tensor(np.asarray(field), dtype=torch.float64)
-        x[0, c] = (y - torch.from_numpy(space.mean[c])[:, None, None]) / torch.from_numpy(
-            space.std[c]
-        )[:, None, None]
-    return x
-
-
-def points(latitude, longitude, variable, value=0.0, error=1.0, level=np.nan, **more):
-    columns = {"latitude": latitude, "longitude": longitude, "variable": variable, "level": level}
-    columns |= {"value": value, "error": error, "station": "", "elevation": np.nan, "hour": HOUR}
-    columns = {key: np.asarray(column) for key, column in (columns | more).items()}
-    shape = np.broadcast_shapes((1,), *(column.shape for column in columns.values()))
-    table = pd.DataFrame({key: np.broadcast_to(c, shape) for key, c in columns.items()})
-    return SimpleNamespace(points=table.assign(time=table["hour"]), gridded=None)
-
-
-def compiled(observations, space, hours=(HOUR,)) -> Operators:
-    return compile_observations(observations, space, np.array(hours))
-
-
-def physical(operator: HourOperator, x: torch.Tensor) -> np.ndarray:
-    r"""What an operator says would be observed, in the observable's unit."""
-    return (operator(x).double() * operator.error + operator.reference)[0].numpy()
-
-
-@pytest.fixture
-def registry():
-    find("10m_wind_speed")
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
-
+from .small_states import (
+    GAUSSIAN,
+    HOUR,
+    LEVELS,
+    SMALL,
+    G,
+    R,
+    U,
+    V,
+    compiled,
+    make_space,
+    moments,
+    physical,
+    points,
+    states,
+)
 
 # Interpolation
 
@@ -346,116 +289,6 @@ def test_grids_without_errors():
         compiled(observations, make_space(SMALL))
 
 
-# Derivatives
-
-
-SHIPPED = [name for name, seen in known().items() if not seen.itself]
-
-
-@pytest.mark.parametrize("name", ["temperature", "2m_temperature", *SHIPPED])
-def test_derivatives(name):
-    r"""Of first and second order, for two members."""
-    rng = np.random.default_rng(3)
-    grid = Grid("equiangular-cells", 2, 2)
-    space = make_space(grid, ground=rng.uniform(0, 900, grid.shape))
-    rows = points([30.0, -60.0, 89.0], [0.0, 100.0, 300.0], name, 5.0, 2.0, 430.0, elevation=300.0)
-    (operator,) = compiled(rows, space)
-    x = torch.from_numpy(0.3 * rng.standard_normal((2, *space.shape))).requires_grad_()
-    assert operator(x).shape == (2, 3)
-    assert gradcheck(operator, x, eps=1e-5, atol=1e-5, rtol=1e-4, fast_mode=True)
-    v = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
-    assert gradgradcheck(operator, x, v, eps=1e-5, atol=1e-5, rtol=1e-3, fast_mode=True)
-    dx = torch.from_numpy(rng.standard_normal((2, *space.shape)))
-    ahead = (operator(x + 1e-5 * dx) - operator(x - 1e-5 * dx)) / 2e-5
-    assert torch.allclose(operator.tangent(x, dx), ahead, rtol=1e-4, atol=1e-5)
-
-
-def test_inflated_errors():
-    r"""Whitened by them, everything shrinks alike; the observable's values stay."""
-    rng = np.random.default_rng(3)
-    space = make_space(SMALL)
-    lat, lon = [30.0, -60.0, 80.0], [0.0, 100.0, 300.0]
-    rows = pd.concat(
-        [points(lat, lon, name, 5.0, 2.0).points for name in ("2m_temperature", "10m_wind_speed")]
-    )
-    (operator,) = compiled(SimpleNamespace(points=rows, gridded=None), space)
-    factor = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 1e6])
-    larger = operator.inflate(factor)
-    x = torch.from_numpy(rng.standard_normal((2, *space.shape))).float()
-    assert torch.allclose(larger.departure(x), operator.departure(x) / factor, rtol=1e-5, atol=0)
-    assert torch.equal(larger.error, operator.error * factor)
-    assert np.allclose(larger.rows["error"], 2.0 * factor)
-    np.testing.assert_allclose(physical(larger, x), physical(operator, x), rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_single_precision_is_enough(planet, name):
-    r"""Against the same in double precision: a hundredth of an instrument's error."""
-    _, space, x = planet
-    error = {"K": 0.3, "m s-1": 0.5, "degree": 5.0, "%": 3.0, "Pa": 50.0, "m": 3.0, "kg m-2": 0.3}
-    rng = np.random.default_rng(0)
-    lat, lon = np.degrees(np.arcsin(rng.uniform(-1, 1, 300))), rng.uniform(0, 360, 300)
-    rows = points(lat, lon, name, 100.0, error[find(name).units], 640.0, elevation=500.0)
-    (operator,) = compiled(rows, space)
-    away = operator(x[:1]) - operator(x[:1].double())
-    assert away.abs().max() < 0.01
-
-
-def test_noise_is_no_reason_for_an_overflow():
-    r"""States still full of noise have finite values and derivatives."""
-    space = make_space(SMALL, ground=np.full(SMALL.shape, 700.0))
-    x = 8 * torch.randn(2, *space.shape, generator=torch.manual_seed(0))
-    for name in SHIPPED:
-        rows = points([10.0, -70.0], [20.0, 300.0], name, 5.0, 1.0, 430.0, elevation=300.0)
-        (operator,) = compiled(rows, space)
-        x.requires_grad_(True)
-        value = operator(x)
-        (gradient,) = torch.autograd.grad(value.square().sum(), x)
-        assert value.isfinite().all(), name
-        assert gradient.isfinite().all(), name
-
-
-# Fields
-
-
-def test_whole_fields(registry):
-    r"""A function of whole fields sees them all, and its result is interpolated."""
-
-    @observable("eddy", units="K", inputs=("2m_temperature",), local=False)
-    def eddy(t, *, latitude, longitude, ground):
-        assert latitude.shape == (6, 1)
-        assert longitude.shape == (8,)
-        assert ground.shape == (6, 8)
-        return t - t.mean(dim=-1, keepdim=True)
-
-    @observable(
-        "shear", units="m s-1", inputs=("u_component_of_wind",), levels="level", local=False
-    )
-    def shear(u, *, pressure):
-        assert pressure.shape == (4, 1, 1)
-        return u - u[:, -1:]
-
-    space = make_space(SMALL)
-    lam = np.radians(SMALL.longitude)
-    field = 280 + SMALL.latitude[:, None] / 3 + 5 * np.cos(lam)
-    wind = np.array([40.0, 20.0, 10.0, 4.0])[:, None, None] * np.ones(SMALL.shape)
-    x = states(space, **{"2m_temperature": field, "u_component_of_wind": wind})
-    (operator,) = compiled(points([15.0, 0.0], [90.0, 67.5], "eddy"), space)
-    half_way = 5 * np.cos(np.radians([45, 90])).mean()
-    np.testing.assert_allclose(physical(operator, x), [0.0, half_way], atol=1e-4)
-    level = [850.0, np.sqrt(500 * 850.0)]
-    (operator,) = compiled(points(15.0, 90.0, "shear", level=level), space)
-    np.testing.assert_allclose(physical(operator, x), [6.0, 11.0], atol=1e-4)
-
-
-def test_functions_that_return_something_else(registry):
-    observable("flat", units="K", inputs=("2m_temperature",))(lambda t: t.mean(-1))
-    space = make_space(SMALL)
-    (operator,) = compiled(points([1.0, 2.0], 3.0, "flat"), space)
-    with pytest.raises(DataError, match=r"'flat' returned shape \(1,\), expected \(1, 2\)"):
-        operator(states(space))
-
-
 # Hours, places, what is left out
 
 
@@ -518,36 +351,6 @@ def test_what_cannot_be_compared_is_counted():
     assert len(nothing.excluded) == 0
 
 
-def test_batches_and_precisions():
-    space = make_space(SMALL)
-    names = [*SURFACE, *SHIPPED]
-    (operator,) = compiled(points(40.0, 200.0, names, 1.0, 2.0, 430.0, elevation=10.0), space)
-    x = torch.randn(3, *space.shape, generator=torch.manual_seed(0)) / 3
-    together = operator(x)
-    assert together.dtype == torch.float32
-    torch.testing.assert_close(torch.cat([operator(x[k : k + 1]) for k in range(3)]), together)
-    last = x.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(operator(last), together)
-    assert operator(x.bfloat16()).dtype == torch.float32
-    assert operator(x.double()).dtype == torch.float64
-    moved = operator.to("cpu")
-    torch.testing.assert_close(moved.departure(x), operator.departure(x))
-    assert not operator.linear
-    with pytest.raises(DataError, match=r"states have shape \(3, 26, 6, 7\), expected \(B, \*\(26"):
-        operator(x[..., :7])
-
-
-def test_forward_derivatives_too(planet):
-    r"""Jacobian times vector in forward mode, against reverse over reverse."""
-    _, space, x = planet
-    names = [*SURFACE[:4], *SHIPPED]
-    (operator,) = compiled(points(40.0, 200.0, names, 1.0, 2.0, 430.0, elevation=10.0), space)
-    x, v = x[:1].double(), torch.randn(1, *space.shape, dtype=torch.float64)
-    _, forward = torch.func.jvp(operator, (x,), (v,))
-    _, reverse = torch.autograd.functional.jvp(operator, x, v)
-    torch.testing.assert_close(forward, reverse, rtol=1e-6, atol=1e-8)
-
-
 def test_space_of_a_model(planet):
     r"""What it asks of a model: a standardizer, a grid and the static fields of its statistics."""
     ds, space, _ = planet
@@ -565,37 +368,3 @@ def test_space_of_a_model(planet):
     model.standardizer = None
     with pytest.raises(DataError, match="mine has no named channels or no statistics"):
         StateSpace.of(model)  # pyright: ignore
-
-
-def test_what_is_curved(registry):
-    r"""Speeds and humidities are; what is linear, or as good as that, and angles are not."""
-
-    @observable("lifted", units="K", inputs=("temperature_500", "2m_temperature"))
-    def lifted(upper, lower):
-        return upper - lower
-
-    # defined for some steps, as is a user's of humidity; for none; and for some, and straight there
-    @observable("logarithm", units="1", inputs=("10m_u_component_of_wind",))
-    def logarithm(u):
-        return (u - u.mean(dim=0) + 5).log()
-
-    @observable("undefined", units="1", inputs=("10m_u_component_of_wind",))
-    def undefined(u):
-        return u.sqrt() * u.new_tensor(float("nan"))
-
-    @observable("straight", units="1", inputs=("10m_u_component_of_wind",))
-    def straight(u):
-        return torch.where(u > u.mean() + 5, u.new_tensor(float("nan")), u)
-
-    expected = {
-        "10m_wind_speed": True, "relative_humidity": True, "10m_wind_direction": False,
-        "thickness_500_1000": False, "total_column_water_vapour": False, "lifted": False,
-        "brightness_temperature_amsua_5": False, "2m_temperature": False,
-        "logarithm": True, "undefined": True, "straight": False,
-    }  # fmt: skip
-    latitude, longitude = np.linspace(-80, 80, 12), np.linspace(0, 350, 12)
-    for name, curved in expected.items():
-        level = 850.0 if name == "relative_humidity" else np.nan
-        rows = points(latitude, longitude, name, level=level)
-        (operator,) = compiled(rows, make_space(SMALL))
-        assert operator.curved.tolist() == [curved] * 12, name
