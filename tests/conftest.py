@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-# Programs of JAX run for seconds here and take half a minute each to compile: a third less so.
+# Programs of JAX run for seconds here and take half a minute each to compile: a fifth less so.
 # Processes that tests begin inherit it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
