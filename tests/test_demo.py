@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
 pytest.importorskip("cmocean", reason="the extra 'plots' is not installed")
 
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import appa
@@ -300,7 +299,6 @@ def test_a_chain_that_was_killed(tmp_path, model, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")  # paths are long, and lines are looked for
     monkeypatch.setattr("appa.chain.cores", lambda: 1)
     monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])  # pictures have tests of their own
-    monkeypatch.setattr(Figure, "savefig", lambda _, path, **__: Path(path).write_bytes(b""))
     finish = EnsembleWriter.finish
 
     def killed(task: str):
