@@ -253,6 +253,31 @@ def test_members_do_not_depend_on_their_batch():
     assert torch.equal(less, fresh)
 
 
+@pytest.mark.parametrize("name", ["temperature", "v_component_of_wind"])
+def test_levels_seen_alike_are_solved_as_if_alone(name):
+    grid, levels = Grid("gaussian", 8, 16), (300, 500, 850)
+    space = make_space(grid, (), (name,), levels)
+    std = 0.1 * (1 + np.arange(3)[:, None, None] + np.cos(np.radians(grid.longitude)))
+    std = np.broadcast_to(std, (3, *grid.shape))
+    rep = Representation.of(grid, space.standardizer.channels, std, MEMORY, 2500.0)
+    places = np.random.default_rng(0).uniform((-80, 0), (80, 360), (20, 2))
+    rows = [
+        (t, name, level, *place, error)
+        for t in range(3)
+        for level, error in zip(levels, (0.1, 0.5, 0.02), strict=True)
+        for place in places[: 20 if level != 850 else 19]  # where one is not seen, it is alone
+    ]
+    operators = compiled(space, 3, rows)
+    departure = 6 * torch.randn(2, len(rows), generator=torch.Generator().manual_seed(0))
+    sampler = ResidualSampler(rep, space)
+    together, report = sampler.draw(operators, departure, seeded(range(2)))
+    assert sampler._alike(operators, sampler._observed(operators), range(3)) == [[0, 1], [2]]
+    assert report.used == len(rows)
+    for c in range(3):
+        alone, _ = draw(operators, departure, rep, space, seeded(range(2)), channels=[c])
+        assert (together[:, :, c] - alone[:, :, 0]).abs().max() < 1e-4 * std[c].max()
+
+
 # ---------------------------------------------------------------- without observations
 
 

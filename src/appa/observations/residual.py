@@ -42,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,8 +109,10 @@ class _Rows:
 
     def alike(self, other: _Rows) -> bool:
         r"""Whether both are of the same places and hours."""
-        sizes = [[rows.shape for rows, _ in r.blocks.blocks] for r in (self, other)]
-        return sizes[0] == sizes[1] and torch.equal(self.place, other.place)
+        if not torch.equal(self.place, other.place):
+            return False
+        rows = ([rows for rows, _ in r.blocks.blocks] for r in (self, other))
+        return all(torch.equal(a, b) for a, b in zip_longest(*rows, fillvalue=self.place))
 
 
 class _System:
