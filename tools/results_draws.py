@@ -21,10 +21,12 @@ from torch import Tensor
 
 import appa
 from appa.evaluation.ensembles import averages
+from appa.machine import free_memory
 from appa.observations.collection import Observations
 from appa.observations.networks import Network, constellation, named_network
 from appa.tasks.assimilation import given_observations
 from appa.tasks.ensembles import to_dataset
+from appa.tasks.memory import ResidualMemory
 from appa.tasks.posterior import Posterior
 from appa.tasks.runs import affordable
 from appa.tasks.settings import Settings
@@ -158,6 +160,9 @@ class Draws:
                     model, posterior.settings, len(sizes), seen, plan.processes
                 )
             most, posterior.at_once = self.most[key]
+            free = free_memory(model.device) // plan.processes
+            drawing = ResidualMemory.of(model, len(posterior.times))
+            posterior.residuals_at_once = drawing.affordable(free)
         chunks = [range(k, min(k + most, plan.members)) for k in range(0, plan.members, most)]
         parts, residuals, products = [], [], 0
         with Meter(model) as meter:

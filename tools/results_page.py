@@ -59,6 +59,7 @@ def about(results: Results) -> str:
         ["device", f"{told['device']}, {told['processes']} processes at a time"],
     ]
     keys = ("sampler", "steps", "guidance", "solver", "iterations", "tolerance", "representation")
+    keys += ("understated",)
     rows.append(["settings", ", ".join(f"{k} {told['settings'][k]}" for k in keys)])
     rows.append(["hours the model sees at once", str(told["window"])])
     if oi := told.get("interpolation"):
@@ -221,13 +222,15 @@ def interpolation(results: Results) -> str:
 def letkf(results: Results) -> str:
     r"""The last hour by the LETKF, by filters and by optimal interpolation, of the same dates."""
     if "letkf" not in results.parts:
-        return "\nNo settings of it were given.\n\n"
+        return "\nIt has not been run for these dates.\n\n"
     control, parts = results.runs("letkf"), []
     others = [f"reanalysis-{h}" for h in results.windows if h >= results.first]
     others = [p for p in (*others, f"interpolation-{results.first}") if p in results.parts]
     for score in ("skill", "crps", "ratio"):
         rows, first = [], None
         for product in others:
+            if not results.parts["letkf"].keys() & results.parts[product].keys():
+                continue
             found = compare(control, results.runs(product, last=True))
             at = found.isel(region=0)
             if first is None:

@@ -175,15 +175,17 @@ class HoursLikelihood:
         value, vector = torch.linalg.eigh(flat @ flat.mT / flat.shape[2])
         return value.clip(min=0).to(self.z), vector.to(self.z)
 
-    def precondition(self, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-        r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}`.
+    def beside(self, v: Tensor, sigma_t: Tensor | float) -> Tensor:
+        r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}`, for a solver
+        that has other observations to fit beside.
 
         Hours that are known are a hundred times sharper than most observations: they are what a
         solver fits first, and with few iterations all it fits. (On the planet, a window given the
         four true hours before it was worse in its last hour than one that was not.) Observations as
-        sharp as that would want their own. If latents were independent but for the covariance
-        :math:`C = Q \Lambda Q^\top` of their hours, :math:`V` of the hours known would be
-        :math:`Q \, \Lambda \sigma_t^2 (\Lambda + \sigma_t^2)^{-1} Q^\top`.
+        sharp as that would want their own; and by themselves, hours are fitted best as they are,
+        since their differences, which tell where weather goes, are what counts. If latents were
+        independent but for the covariance :math:`C = Q \Lambda Q^\top` of their hours, :math:`V` of
+        the hours known would be :math:`Q \, \Lambda \sigma_t^2 (\Lambda + \sigma_t^2)^{-1} Q^\top`.
         """
         value, vector = self._hours
         square = float(sigma_t) ** 2
@@ -279,13 +281,15 @@ class StackedLikelihood:
         return StackedLikelihood([part.members(chosen) for part in self.parts])
 
     def precondition(self, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-        split = v.split([len(part.variance) for part in self.parts], dim=1)
-        done = [preconditioned(p, w, sigma_t) for p, w in zip(self.parts, split, strict=True)]
+        r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}` of those
+        parts that know one."""
+        parts = zip(self.parts, v.split([len(p.variance) for p in self.parts], dim=1), strict=True)
+        done = [p.beside(w, sigma_t) if isinstance(p, HoursLikelihood) else w for p, w in parts]
         return torch.cat(done, dim=1)
 
 
 def preconditioned(likelihood: Likelihood, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-    r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}` of those
-    likelihoods that know one, with shape :math:`(B, N)`."""
-    known = getattr(likelihood, "precondition", None)
-    return v if known is None else known(v, sigma_t)
+    r"""Vectors with shape :math:`(B, N)` as a solver takes them, see
+    :meth:`StackedLikelihood.precondition`."""
+    stacked = isinstance(likelihood, StackedLikelihood)
+    return likelihood.precondition(v, sigma_t) if stacked else v

@@ -70,7 +70,7 @@ class Posterior:
         self.known = known.to(device) if known is not None else None
         self.known_residual = known_residual
         self._residuals: ResidualSampler | None = None
-        #: The number of members whose residuals are drawn at once, by default all.
+        #: The number of channels of members whose residuals are drawn at once, by default all.
         self.residuals_at_once: int | None = None
         self.guidance, self.sampler = settings.guidance_of(), settings.sampler_of()
         self.precision = Precision.of(settings, device)

@@ -38,7 +38,7 @@ class Residuals:
         known: The number of first hours that are known, of which nothing is given.
         past: What the decoder lacked in the last of these, with shape :math:`(S, P, C, H, W)`.
         sources: Which of these each member goes on from.
-        at_once: The number of members drawn at once of a channel, by default all of all channels.
+        at_once: The number of channels of members drawn at once, by default all.
         batch: The number of states decoded at once, by default as many as memory allows.
     """
 

@@ -75,8 +75,8 @@ class Guidance:
         :math:`I + L^{-1} A V A^\top L^{-\top}`. What little noise leaves to correct is near the
         identity then, and takes a few iterations, however different the errors are: precipitation
         is represented thirty times worse than its gauges measure, pressure twice. GMRES takes what
-        likelihoods know of their inverse (:func:`preconditioned`), from the right, so that the
-        residual is still that of the departures.
+        several likelihoods together know of their inverse (:func:`preconditioned`), from the right,
+        so that the residual is still that of the departures.
         """
         likelihood = observed.likelihood
         b = likelihood.whiten(departure)
