@@ -13,8 +13,6 @@ from appa.diffusion.likelihood import (
     StackedLikelihood,
 )
 
-from .gaussian import covariance
-
 N, M = 12, 5
 EYE = torch.eye(N, dtype=torch.float64)
 
@@ -138,43 +136,6 @@ def test_hours_that_are_given_come_back():
     assert torch.allclose(one.departure(z_t[2:])[:, :4], (z[2:] - z_t[2:, hours]).flatten(1) / 0.01)
     v = torch.ones(1, 4 + M, dtype=torch.float64)
     assert torch.equal(one.whiten(v)[0], one.variance.rsqrt())
-
-
-@pytest.mark.parametrize("sigma", [0.3, 3.0, 100.0])
-def test_hours_that_are_given_leave_iterations_to_observations(sigma):
-    r"""Sharp hours beside blunt observations of others: a few iterations come closer with what
-    is known of the former's inverse than without, and many to the same."""
-    window, channels, past = 24, 64, 4
-    g = torch.Generator().manual_seed(0)
-    cov = covariance(window)
-    K = cov @ torch.linalg.inv(cov + sigma**2 * torch.eye(window, dtype=torch.float64))
-    root = torch.linalg.cholesky(cov + 1e-9 * torch.eye(window, dtype=torch.float64))
-
-    def draw(members: int) -> torch.Tensor:
-        eps = torch.randn(members, window, channels, 1, 1, generator=g, dtype=torch.float64)
-        return torch.einsum("st,mt...->ms...", root, eps)
-
-    def mean(z_t: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("st,mt...->ms...", K, z_t)
-
-    z = draw(2)
-    z_t = z + sigma * torch.randn(z.shape, generator=g, dtype=torch.float64)
-    A = torch.eye(window * channels, dtype=torch.float64)[past * channels :: 7]
-    observed = likelihood(A, z[0].flatten() @ A.T, torch.ones(len(A), dtype=torch.float64))
-    given = HoursLikelihood(z[:, :past], range(past), 0.01)
-
-    class Plain(StackedLikelihood):
-        def precondition(self, v, sigma_t):
-            return v
-
-    def found(kind, iterations: int) -> torch.Tensor:
-        mmps = GUIDANCES["mmps"](iterations=iterations, tolerance=1e-13)
-        return mmps(mean, z_t, sigma, kind([observed, given]))
-
-    whole, same = found(StackedLikelihood, 100), found(Plain, 100)
-    assert torch.allclose(whole, same, rtol=0, atol=1e-6)
-    close, far = ((found(kind, 4) - whole).norm() for kind in (StackedLikelihood, Plain))
-    assert close < 0.5 * far
 
 
 def test_an_unknown_solver():

@@ -9,7 +9,6 @@ angles turn around, and some are computed without the cancellation a difference 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,6 @@ __all__ = [
     "Likelihood",
     "NumberedLikelihood",
     "StackedLikelihood",
-    "preconditioned",
     "probed_gain",
     "twice_differentiated",
 ]
@@ -167,32 +165,6 @@ class HoursLikelihood:
     def members(self, chosen: slice) -> HoursLikelihood:
         return HoursLikelihood(self.z[chosen], self.hours, self.noise)
 
-    @cached_property
-    def _hours(self) -> tuple[Tensor, Tensor]:
-        r"""Eigenvalues :math:`(M, P)` and vectors :math:`(M, P, P)` of the covariance of hours,
-        that of each member's own latents."""
-        flat = self.z.flatten(2).double()
-        value, vector = torch.linalg.eigh(flat @ flat.mT / flat.shape[2])
-        return value.clip(min=0).to(self.z), vector.to(self.z)
-
-    def beside(self, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-        r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}`, for a solver
-        that has other observations to fit beside.
-
-        Hours that are known are a hundred times sharper than most observations: they are what a
-        solver fits first, and with few iterations all it fits. (On the planet, a window given the
-        four true hours before it was worse in its last hour than one that was not.) Observations as
-        sharp as that would want their own; and by themselves, hours are fitted best as they are,
-        since their differences, which tell where weather goes, are what counts. If latents were
-        independent but for the covariance :math:`C = Q \Lambda Q^\top` of their hours, :math:`V` of
-        the hours known would be :math:`Q \, \Lambda \sigma_t^2 (\Lambda + \sigma_t^2)^{-1} Q^\top`.
-        """
-        value, vector = self._hours
-        square = float(sigma_t) ** 2
-        kept = (value * square / (value + square))[..., None, None, None]  # (M, P, 1, 1, 1)
-        w = torch.einsum("mpi,mp...->mi...", vector, v.view_as(self.z))
-        return torch.einsum("mpi,mi...->mp...", vector, w / (1 + kept / self.noise**2)).flatten(1)
-
 
 class NumberedLikelihood:
     r"""Creates a likelihood whose members have numbers.
@@ -279,17 +251,3 @@ class StackedLikelihood:
 
     def members(self, chosen: slice) -> StackedLikelihood:
         return StackedLikelihood([part.members(chosen) for part in self.parts])
-
-    def precondition(self, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-        r"""Products with about the inverse of :math:`I + L^{-1} A V A^\top L^{-\top}` of those
-        parts that know one."""
-        parts = zip(self.parts, v.split([len(p.variance) for p in self.parts], dim=1), strict=True)
-        done = [p.beside(w, sigma_t) if isinstance(p, HoursLikelihood) else w for p, w in parts]
-        return torch.cat(done, dim=1)
-
-
-def preconditioned(likelihood: Likelihood, v: Tensor, sigma_t: Tensor | float) -> Tensor:
-    r"""Vectors with shape :math:`(B, N)` as a solver takes them, see
-    :meth:`StackedLikelihood.precondition`."""
-    stacked = isinstance(likelihood, StackedLikelihood)
-    return likelihood.precondition(v, sigma_t) if stacked else v

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...solvers import SOLVERS
-from ..likelihood import Likelihood, preconditioned
+from ..likelihood import Likelihood
 from .linear import Linearized
 
 __all__ = ["CLOSE", "Gradient", "Guidance"]
@@ -74,18 +74,10 @@ class Guidance:
         With :math:`\Sigma_y = L L^\top` the system is solved for :math:`L^\top v`, as
         :math:`I + L^{-1} A V A^\top L^{-\top}`. What little noise leaves to correct is near the
         identity then, and takes a few iterations, however different the errors are: precipitation
-        is represented thirty times worse than its gauges measure, pressure twice. GMRES takes what
-        several likelihoods together know of their inverse (:func:`preconditioned`), from the right,
-        so that the residual is still that of the departures.
+        is represented thirty times worse than its gauges measure, pressure twice.
         """
-        likelihood = observed.likelihood
-        b = likelihood.whiten(departure)
-        solver, plain = SOLVERS[self.solver], observed.whitened(cov_z)
-
-        def product(v: Tensor) -> tuple[Tensor, Tensor]:
-            # conjugate gradients take no product that is not symmetric
-            return plain(preconditioned(likelihood, v, sigma_t) if self.solver == "gmres" else v)
-
+        b = observed.likelihood.whiten(departure)
+        solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
         _, residual, iterations, correction = solver(product, b, self.iterations, self.tolerance)
         left = torch.nan_to_num(residual, nan=math.inf).max().item()
         self.residual, self.products = max(self.residual, left), self.products + iterations
