@@ -14,12 +14,12 @@ page that is not there yet begins as `tools/prior_page.md`.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
+from pages import commanded, filled, number, table, updated
 
 from appa.data.variables import VARIABLES
 from appa.evaluation.files import load_scores, load_summary
@@ -40,7 +40,7 @@ TARGETS = {
 GAP, MEMORY, JOINT, SEAM = 0.10, 0.03, 0.05, 1.05
 SHORT, LONG = (1, 6, 12, 23), (24, 36, 48)  # lags
 COMPOSED = "composed"
-WHOLE = ("composed", "joints")  # tables that are made of the models given alone
+WHOLE = ("composed", "joints", "others")  # tables that are made of the models given alone
 WORDS = {COMPOSED: "composed", "sequential": "window after window"}
 
 # of the first model; the others' are fewer
@@ -119,18 +119,8 @@ def main() -> None:
         **({"others": others} if len(models) > 1 else {}),
     }
     for name, make in tables.items():
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        places = re.findall(pattern, text, flags=re.DOTALL)
-        if len(places) != 1:
-            raise SystemExit(f"{page} has {len(places)} places for the table {name!r}, not one")
-        old = re.search(pattern, text, flags=re.DOTALL)
-        assert old is not None
-        before, made = old[0].removeprefix(old[1]).removesuffix(old[2]), make(models)
-        if name == "commands":
-            made = _commanded(before, made)
-        elif name not in (*WHOLE, "others"):
-            made = updated(before, made)
-        text = text.replace(old[0], f"{old[1]}{made}{old[2]}")
+        join = {"commands": commanded} | dict.fromkeys(WHOLE, lambda old, new: new)
+        text = filled(text, name, make(models), join.get(name, updated))
     page.write_text(text)
 
     for k, model in enumerate([] if args.no_figures else models):
@@ -146,62 +136,6 @@ def main() -> None:
 
 def figure_name(model: Model, kind: str, name: str) -> str:
     return f"{model.name}-{kind}-{name}.png"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] + ["--:"] * (len(header) - 1), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def updated(old: str, new: str) -> str:
-    r"""Tables with what is new in place of what was there; rows and columns that are not among it
-    stay. Tables are told apart by their first words, rows by theirs and by those of the row in bold
-    above."""
-    tables = {t[0][0]: t for t in _tables(old)}
-    for made in _tables(new):
-        known = tables.setdefault(made[0][0], [made[0]])
-        head = list(dict.fromkeys([*known[0], *made[0]]))
-        cells: dict[tuple[str, str], dict[str, str]] = {}
-        for part in (known, made):
-            section = ""
-            for row in part[1:]:
-                section = row[0] if row[0].startswith("**") and not any(row[1:]) else section
-                cells.setdefault((section, row[0]), {}).update(zip(part[0], row, strict=True))
-        order = sorted(
-            cells, key=lambda key: list(dict.fromkeys(k[0] for k in cells)).index(key[0])
-        )
-        tables[made[0][0]] = [head, *([cells[key].get(k, "·") for k in head] for key in order)]
-    return "\n".join(table(t[0], t[1:]) for t in tables.values())
-
-
-def _commanded(old: str, new: str) -> str:
-    r"""Commands, those that wrote the same scores replaced, and that of the page last."""
-    known: dict[str, str] = {}
-    for text in (old, new):
-        for command in re.findall(
-            r"^    (?:appa|python).*\n(?:^        .*\n)*", text, re.MULTILINE
-        ):
-            kind = " ".join(command.split()[:3])
-            out = re.search(r"--out (\S+)", command)
-            known[f"{kind} {out[1]}" if out else "page"] = command
-    names = list(
-        dict.fromkeys(re.findall(r"--out (runs/([\w-]+)/scores)", "".join(known.values())))
-    )
-    page = " ".join(f"{name}={folder}" for folder, name in names)
-    known["page"] = f"    python tools/prior_page.py {page}\n"
-    return "\n" + "".join([*(v for k, v in known.items() if k != "page"), known["page"]]) + "\n"
-
-
-def _tables(text: str) -> list[list[list[str]]]:
-    r"""Tables as rows of cells, the first being their heads."""
-    parts = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    rows = ([line.strip()[1:-1].split("|") for line in part.splitlines()] for part in parts)
-    split = ([[cell.strip() for cell in row] for row in part] for part in rows)
-    return [[part[0], *part[2:]] for part in split]
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "·" if value is None or value != value else f"{value:.{digits}f}".replace("-", "−")
 
 
 def reached(good: bool) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from prior_page import number, table
+from pages import filled, number, table
 from results_cells import SCORES, change, digits_of, heads, span
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
@@ -350,11 +349,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
 def fill(text: str, results: Results) -> str:
     r"""A page with its tables made anew."""
     for name, make in TABLES.items():
-        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        made = make(results)
-        text, found = re.subn(pattern, lambda m, t=made: m[1] + t + m[2], text, flags=re.DOTALL)
-        if found != 1:
-            raise SystemExit(f"the page has {found} places for the table {name!r}, expected one")
+        text = filled(text, name, make(results))
     return text
 
 

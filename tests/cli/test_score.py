@@ -137,6 +137,7 @@ def test_page_of_results(folder, tmp_path, monkeypatch):
     models = [f"planet={tmp_path / 'scores'}", f"planet-large={tmp_path / 'half'}"]
     arguments = [str(tool), *models, "--out", str(page.parent)]
     monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.syspath_prepend(str(tool.parent))
     runpy.run_path(str(tool), run_name="__main__")
     text = page.read_text()
     summary = load_summary(tmp_path / "scores", "autoencoder")

@@ -9,8 +9,10 @@ import pandas as pd
 import torch
 import xarray as xr
 
+import appa
 from appa.data.grids import Grid
-from appa.data.states import Standardizer
+from appa.data.planet import statistics
+from appa.data.states import Standardizer, undefined
 from appa.data.variables import ATMOSPHERIC, SURFACE
 from appa.observations.operators import HourOperator, Operators, StateSpace, compile_observations
 
@@ -39,6 +41,15 @@ def moments(seed: int = 0) -> xr.Dataset:
     for name in ATMOSPHERIC:
         stats[name] = (("statistic", "level"), np.array(upper[name], float))
     return stats
+
+
+def two_hours() -> tuple[xr.Dataset, StateSpace, torch.Tensor]:
+    r"""Two hours of the bundled planet, where they live, and their states."""
+    ds = appa.open_store("planet").isel(time=slice(0, 2)).load()
+    grid = Grid.from_coordinates(ds["latitude"], ds["longitude"])
+    standardizer = Standardizer(statistics(), land_mask=undefined(ds))
+    space = StateSpace.from_statistics(standardizer, grid, ds)
+    return ds, space, standardizer.to_tensor(ds)
 
 
 def make_space(grid: Grid, land=None, ground=None) -> StateSpace:

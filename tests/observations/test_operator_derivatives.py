@@ -10,14 +10,10 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-import appa
 from appa.data.grids import Grid
-from appa.data.planet import statistics
-from appa.data.states import Standardizer, undefined
 from appa.data.variables import SURFACE
 from appa.errors import DataError
 from appa.observations.observables import REGISTRY, find, known, observable
-from appa.observations.operators import StateSpace
 
 from .small_states import (
     SMALL,
@@ -26,6 +22,7 @@ from .small_states import (
     physical,
     points,
     states,
+    two_hours,
 )
 
 
@@ -40,12 +37,7 @@ def registry():
 
 @pytest.fixture(scope="module")
 def planet():
-    ds = appa.open_store("planet").isel(time=slice(0, 2)).load()
-    grid = Grid.from_coordinates(ds["latitude"], ds["longitude"])
-    space = StateSpace.from_statistics(
-        Standardizer(statistics(), land_mask=undefined(ds)), grid, ds
-    )
-    return ds, space, space.standardizer.to_tensor(ds)
+    return two_hours()
 
 
 # Derivatives

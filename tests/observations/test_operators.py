@@ -10,10 +10,9 @@ import torch
 import xarray as xr
 from scipy.stats import chi2
 
-import appa
 from appa.data.grids import Grid
 from appa.data.planet import statistics
-from appa.data.states import Standardizer, undefined
+from appa.data.states import Standardizer
 from appa.data.variables import ATMOSPHERIC, SURFACE
 from appa.errors import DataError
 from appa.observations.networks import Network, Satellite, stations
@@ -35,6 +34,7 @@ from .small_states import (
     physical,
     points,
     states,
+    two_hours,
 )
 
 # Interpolation
@@ -160,12 +160,7 @@ def test_sea_surface_is_seen_at_sea():
 
 @pytest.fixture(scope="module")
 def planet():
-    ds = appa.open_store("planet").isel(time=slice(0, 2)).load()
-    grid = Grid.from_coordinates(ds["latitude"], ds["longitude"])
-    space = StateSpace.from_statistics(
-        Standardizer(statistics(), land_mask=undefined(ds)), grid, ds
-    )
-    return ds, space, space.standardizer.to_tensor(ds)
+    return two_hours()
 
 
 def observed(ds, noise: float):

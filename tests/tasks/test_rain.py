@@ -253,7 +253,7 @@ def test_residuals_of_the_paper_fit(gib):
     points, free = 721 * 1440, gib * 2**30
     assert 13 * 48 * len(config.channels) * points * 4 == pytest.approx(184e9, rel=0.01)
     memory = ResidualMemory(config, 48)
-    members = memory.affordable(free)
+    most = memory.affordable(free)
     room = free // 4 // (4 * points)
     channels = SimpleNamespace(
         channels=config.channels,
@@ -265,6 +265,6 @@ def test_residuals_of_the_paper_fit(gib):
     together, pieces = blocks(fields(stub)[0], 48, room)  # type: ignore[arg-type]
     widest = max(sum(len(field.channels) for field in piece) for piece in pieces)
     held = together * 48 * widest
-    total = memory.total(min(members, together), held)
+    total = memory.total(min(most, together * widest), held)
     assert total <= SHARE * free
     assert held <= room

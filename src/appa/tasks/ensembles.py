@@ -241,27 +241,21 @@ class Ensemble(ABC):
                         n += len(field.channels)
                     self._finite(y[None], "states", [member], first)
                     values, found = field.restore(y, self.negatives == "clip")
-                    self._place(field.name, member, hours, values, field.levels)
+                    where = (hours,) if field.levels is None else (hours, field.levels)
+                    self._place(field.name, (member, *where), values)
                     if field.name in negative:
                         negative[field.name][k, h : h + stop - j] += found
                 if last:
                     if self.latents:
                         latents = flat[j:stop].detach().to("cpu", torch.float32).numpy()
-                        self._place("latents", member, hours, latents)
+                        self._place("latents", (member, hours), latents)
                     counts = {n: v[k, h : h + stop - j].tolist() for n, v in negative.items()}
                     self._note(member, hours.start, hours.stop, counts)
                 j = stop
 
     @abstractmethod
-    def _place(
-        self,
-        name: str,
-        member: int,
-        hours: slice,
-        values: np.ndarray,
-        levels: slice | None = None,
-    ) -> None:
-        r"""Puts hours of one variable of one member, or of some of its levels, in their place."""
+    def _place(self, name: str, where: tuple[int | slice, ...], values: np.ndarray) -> None:
+        r"""Puts a variable in its place: a member, its hours, and its levels if not all."""
 
     @abstractmethod
     def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
@@ -322,16 +316,8 @@ class EnsembleArrays(Ensemble):
         }
         self._negative: dict[str, dict[tuple[int, int], int]] = {}
 
-    def _place(
-        self,
-        name: str,
-        member: int,
-        hours: slice,
-        values: np.ndarray,
-        levels: slice | None = None,
-    ) -> None:
-        where = (hours,) if levels is None else (hours, levels)
-        self.arrays[name][(member, *where)] = values
+    def _place(self, name: str, where: tuple[int | slice, ...], values: np.ndarray) -> None:
+        self.arrays[name][where] = values
 
     def _note(self, member: int, first: int, last: int, negative: dict[str, list[int]]) -> None:
         for name, counts in negative.items():

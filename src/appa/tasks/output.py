@@ -155,14 +155,7 @@ class EnsembleWriter(Ensemble):
         chosen, (first, last) = self._part(members, hours)
         return bool(self._written[chosen, first:last].all())
 
-    def _place(
-        self,
-        name: str,
-        member: int,
-        hours: slice,
-        values: np.ndarray,
-        levels: slice | None = None,
-    ) -> None:
+    def _place(self, name: str, where: tuple[int | slice, ...], values: np.ndarray) -> None:
         import zarr
         from zarr.storage import LocalStore
 
@@ -170,8 +163,7 @@ class EnsembleWriter(Ensemble):
             if name not in self._arrays:
                 store = LocalStore(self.path_partial / name)
                 self._arrays[name] = zarr.open_array(store, mode="r+")
-            where = (hours,) if levels is None else (hours, levels)
-            self._arrays[name][(member, *where)] = values
+            self._arrays[name][where] = values
         except OSError as error:
             raise self._failed(error) from error
 
