@@ -6,8 +6,8 @@
 #   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
 #                                            some of the steps, their data elsewhere
 #
-# The data take 91 GB, and those of planet-large's autoencoder 75 GB more. Each step goes on where
-# it was when it is killed and called again; data and networks that are done are not made again.
+# The data take 91 GB, those of planet-large 94 GB. Each step goes on where it was when it is killed
+# and called again; data and networks that are done are not made again.
 # `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
 set -eu
 
@@ -21,23 +21,28 @@ WORKERS=${WORKERS:-$(nproc)}
 STATES=$WORK/planet.zarr
 LATENTS=$WORK/$PRESET-latents.zarr
 SINGLE=$STATES # what the autoencoder is trained on
-[ "$PRESET" = planet-large ] && SINGLE=$WORK/planet-6h.zarr
+# Hours of one trajectory are alike, trajectories are not: 36 members to train on, two each to
+# validate and to test, three days out of every fifteen of a year.
+SIMULATED="--members 36 --held-out 2 --stretch 72 --each 15"
+if [ "$PRESET" = planet-large ]; then
+    # A large autoencoder would learn three days out of fifteen by heart: it has states of all days
+    # of more members, every eight hours. Hours are for scores.
+    STATES=$WORK/planet-hours.zarr
+    SINGLE=$WORK/planet-8h.zarr
+    SIMULATED="--members 1 --held-out 6 --stretch 72 --each 30"
+fi
 
 mkdir -p "$WORK"
 for step in $STEPS; do
     echo "== $step"
     case $step in
     simulate)
-        # Hours of one trajectory are alike, trajectories are not: 36 members to train on, two each
-        # to validate and to test, three days out of every fifteen of a year.
-        [ -d "$STATES" ] || $APPA data simulate "$STATES" --members 36 --held-out 2 \
-            --first-year 1901 --days 360 --stretch 72 --each 15
+        # shellcheck disable=SC2086 # these are options
+        [ -d "$STATES" ] || $APPA data simulate "$STATES" $SIMULATED --first-year 1901 --days 360
         ;;
     single)
-        # A large autoencoder would learn three days out of fifteen by heart: it has states of all
-        # days, every six hours.
         [ "$SINGLE" = "$STATES" ] || [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" \
-            --members 36 --held-out 2 --first-year 1901 --days 360 --every 6
+            --members 48 --held-out 2 --first-year 1901 --days 360 --every 8
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$SINGLE" --out "$RUN" \

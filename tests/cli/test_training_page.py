@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shlex
+import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,10 +68,17 @@ def test_a_few_minutes_on_a_laptop(tmp_path, monkeypatch):
     }
 
 
-def test_the_recipe_simulates_what_the_planets_page_shows():
+def recipe(preset: str, work: Path) -> str:
+    r"""The commands of the recipe, which are told instead of run."""
+    script = ["sh", str(ROOT / "recipes/planet.sh"), preset]
+    where = {"PATH": os.environ["PATH"], "APPA": "echo appa", "WORK": str(work), "WORKERS": "2"}
+    return subprocess.run(script, env=where, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_recipe_simulates_what_the_planets_page_shows(tmp_path):
     found = []
-    for file in ("docs/planet.md", "recipes/planet.sh"):
-        text = (ROOT / file).read_text().replace("\\\n", " ")
+    page = (ROOT / "docs/planet.md").read_text().replace("\\\n", " ")
+    for text in (page, recipe("planet", tmp_path)):
         lines = re.findall(r"data simulate .*--held-out.*--stretch.*", text)
         found.append([dict(re.findall(r"--([a-z-]+) (\d+)", line)) for line in lines])
     assert found[0] == found[1]
@@ -80,6 +90,32 @@ def test_the_recipe_simulates_what_the_planets_page_shows():
     page = " ".join((ROOT / "docs/planet.md").read_text().split())
     days = re.findall(r"(\d+) days are thrown away", page)
     assert days == [str(default)] * 2
+
+
+@pytest.mark.parametrize("preset", ["planet", "planet-large"])
+def test_the_recipes_commands_are_understood(preset, tmp_path):
+    r"""Every option of every command is one it has, and what a step reads an earlier one wrote."""
+    shown = recipe(preset, tmp_path)
+    written = {"planet", preset}
+    for line in (line for line in shown.splitlines() if line.startswith("appa ")):
+        words = shlex.split(line)[1:]
+        group = words[:2] if words[0] in ("data", "train", "score") else words[:1]
+        told = CliRunner().invoke(application(), [*group, "--help"], env={"COLUMNS": "200"})
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(re.findall(r"--[a-z][a-z-]*", told.output)), line
+        places = words[len(group) : len(group) + 1]
+        named = dict(pairwise(words))
+        reads = {named[o] for o in ("--data", "--train-data", "--encode") if o in named}
+        if group == ["data", "simulate"]:
+            written |= {*places}
+        elif group == ["train", "autoencoder"]:
+            written.add(named["--out"])
+        else:
+            reads |= {*places}
+        assert reads <= written, line
+    steps = re.findall(r"^== (.*)", shown, flags=re.MULTILINE)
+    assert len(steps) == 8
+    assert steps[-1] == "score-prior"
 
 
 def test_its_files_and_options_exist():

@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from appa.diffusion.likelihood import probed_gain, twice_differentiated
+from appa.diffusion.likelihood import probed_gain, probed_strength, twice_differentiated
 from appa.diffusion.schedule import RectifiedSchedule
 
 from .posteriors import Network
@@ -116,6 +116,9 @@ class LinearLikelihood:
     def gain(self, z: Tensor) -> Tensor:
         return self.a.square().sum(dim=1)
 
+    def strength(self, z: Tensor) -> Tensor:
+        return self.whiten(self.a.mT).square().sum(dim=0).mean()
+
     def members(self, chosen: slice) -> LinearLikelihood:
         return self
 
@@ -139,6 +142,9 @@ class NonlinearLikelihood:
 
     def gain(self, z: Tensor) -> Tensor:
         return probed_gain(self, z)
+
+    def strength(self, z: Tensor) -> Tensor:
+        return probed_strength(self, z)
 
     def members(self, chosen: slice) -> NonlinearLikelihood:
         return self

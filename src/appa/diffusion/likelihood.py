@@ -21,8 +21,11 @@ __all__ = [
     "NumberedLikelihood",
     "StackedLikelihood",
     "probed_gain",
+    "probed_strength",
     "twice_differentiated",
 ]
+
+STRENGTH_PROBES = 4
 
 
 class Likelihood(Protocol):
@@ -61,6 +64,16 @@ class Likelihood(Protocol):
         """
         ...
 
+    def strength(self, z: Tensor) -> Tensor:
+        r"""The mean of the diagonal of :math:`L^{-1} A A^\top L^{-\top}`, with shape :math:`()`:
+        how many times the error's variance observations of independent latents of variance one
+        have; see :func:`probed_strength`.
+
+        Arguments:
+            z: Any window, as of :meth:`gain`.
+        """
+        ...
+
     def members(self, chosen: slice) -> Likelihood:
         r"""The likelihood of some members, where each has observations of its own."""
         ...
@@ -95,12 +108,24 @@ def twice_differentiated(
 
 def probed_gain(likelihood: Any, z: Tensor, probes: int = 16) -> Tensor:
     r"""The diagonal of :math:`A A^\top` at :math:`z = 0`, estimated with random signs."""
+    return torch.stack([v.square() for v in _probes(likelihood, z, probes)]).mean(dim=0)[0]
+
+
+def probed_strength(likelihood: Any, z: Tensor) -> Tensor:
+    r"""The mean of the diagonal of :math:`L^{-1} A A^\top L^{-\top}` at :math:`z = 0`, likewise;
+    of many observations, a few probes tell their mean."""
+    found = _probes(likelihood, z, STRENGTH_PROBES)
+    return torch.stack([likelihood.whiten(v).square().mean() for v in found]).mean()
+
+
+def _probes(likelihood: Any, z: Tensor, probes: int) -> list[Tensor]:
+    r"""Products of :math:`A` at :math:`z = 0` with random signs, with shape :math:`(1, N)` each."""
     with torch.enable_grad():
         _, product = likelihood.linearize(torch.zeros_like(z).requires_grad_())
     generator = torch.Generator().manual_seed(0)
     signs = [torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1 for _ in range(probes)]
     with torch.no_grad():
-        return torch.stack([product(w)[0].square() for w in signs]).mean(dim=0)
+        return [product(w).detach() for w in signs]
 
 
 class GaussianLikelihood:
@@ -128,6 +153,9 @@ class GaussianLikelihood:
 
     def gain(self, z: Tensor) -> Tensor:
         return probed_gain(self, z)
+
+    def strength(self, z: Tensor) -> Tensor:
+        return probed_strength(self, z)
 
     def members(self, chosen: slice) -> GaussianLikelihood:
         return self
@@ -161,6 +189,9 @@ class HoursLikelihood:
 
     def gain(self, z: Tensor) -> Tensor:
         return (1 / self.noise**2).expand(self.z.shape[1:]).flatten()
+
+    def strength(self, z: Tensor) -> Tensor:
+        return self.gain(z).mean()
 
     def members(self, chosen: slice) -> HoursLikelihood:
         return HoursLikelihood(self.z[chosen], self.hours, self.noise)
@@ -200,6 +231,9 @@ class NumberedLikelihood:
 
     def gain(self, z: Tensor) -> Tensor:
         return self.likelihood.gain(z)
+
+    def strength(self, z: Tensor) -> Tensor:
+        return self.likelihood.strength(z)
 
     def members(self, chosen: slice) -> NumberedLikelihood:
         return NumberedLikelihood(self.likelihood.members(chosen), self.numbers[chosen])
@@ -248,6 +282,23 @@ class StackedLikelihood:
 
     def gain(self, z: Tensor) -> Tensor:
         return torch.cat([part.gain(z) for part in self.parts])
+
+    def strength(self, z: Tensor) -> Tensor:
+        counts = torch.tensor([len(part.variance) for part in self.parts]).to(z)
+        return torch.stack([p.strength(z) for p in self.parts]) @ counts / counts.sum()
+
+    def balance(self, z: Tensor, v: float) -> Tensor:
+        r"""Factors of whitened observations with shape :math:`(N)`, :math:`(1 + v s)^{-1/2}` of
+        those of a kind with strength :math:`s`, with which all kinds are of size one where latents
+        have the variance :math:`v` around what is known of them.
+
+        Arguments:
+            z: Any window, as of :meth:`gain`.
+            v: The variance :math:`v`.
+        """
+        kinds = [(1 + v * part.strength(z)) ** -0.5 for part in self.parts]
+        counts = [len(part.variance) for part in self.parts]
+        return torch.cat([k.expand(n) for k, n in zip(kinds, counts, strict=True)])
 
     def members(self, chosen: slice) -> StackedLikelihood:
         return StackedLikelihood([part.members(chosen) for part in self.parts])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..diffusion.likelihood import probed_gain
+from ..diffusion.likelihood import probed_gain, probed_strength
 from ..observations.errors import WindowCovariance
 from ..observations.operators import HourOperator
 from .model import Model
@@ -57,6 +57,7 @@ class StatesLikelihood:
         size = at_once or len(seen)
         self.groups = [seen[i : i + size] for i in range(0, len(seen), size)]
         self._gain: Tensor | None = None
+        self._strength: Tensor | None = None
         curved = torch.cat([op.curved for _, op in seen])
         #: Which observations are of a curved observable, if any.
         self.curved = curved if bool(curved.any()) else None
@@ -109,6 +110,11 @@ class StatesLikelihood:
         if self._gain is None:
             self._gain = probed_gain(self, z)
         return self._gain
+
+    def strength(self, z: Tensor) -> Tensor:
+        if self._strength is None:
+            self._strength = probed_strength(self, z)
+        return self._strength
 
     def members(self, chosen: slice) -> StatesLikelihood:
         return self

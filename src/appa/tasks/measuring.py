@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion.guidance.linear import Linearized
-from ..diffusion.likelihood import probed_gain
+from ..diffusion.likelihood import probed_gain, probed_strength
 from .model import Model
 from .precision import Precision
 
@@ -54,6 +54,9 @@ class Everything:
 
     def gain(self, z: Tensor) -> Tensor:
         return probed_gain(self, z)
+
+    def strength(self, z: Tensor) -> Tensor:
+        return probed_strength(self, z)
 
     def members(self, chosen: slice) -> Everything:
         return self

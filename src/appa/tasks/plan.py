@@ -17,7 +17,8 @@ where :math:`p` is the number of probes of curvature, which windows with observa
 observables have while there is noise (:mod:`appa.diffusion.guidance.mmps`), and the backward passes
 of the decoder are products with :math:`A^\top` and with :math:`A` (see
 :mod:`appa.diffusion.guidance.linear`). Hours that are given in
-place of observations are guided too, but are not decoded. In the end every state is decoded once.
+place of observations are guided too, but are not decoded; where a window has both, :math:`h` passes
+forward and :math:`4 h` back balance them, once. In the end every state is decoded once.
 Where what the decoder lacks is drawn, hours that are observed or known are decoded once more, so
 are all where precipitation is given out, and states are once for each piece of the channels that
 memory has room for (:func:`appa.tasks.fields.blocks`).
@@ -38,6 +39,7 @@ import torch
 
 from ..costs import decoder_flops, denoiser_flops
 from ..diffusion.guidance.mmps import probed
+from ..diffusion.likelihood import STRENGTH_PROBES
 from ..diffusion.schedule import RectifiedSchedule
 from ..diffusion.sequential import schedule
 from ..diffusion.trajectory import padded_length
@@ -57,6 +59,7 @@ from .settings import Settings
 __all__ = ["Passes", "Plan", "passes", "plan"]
 
 TASKS = ("reanalysis", "filter", "forecast")
+SOLVED = ("mmps", "jfps", "diffpir")  # guidances that solve a system
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,15 @@ def plan(
 
     n, total, solves = settings.sampler_of().evaluations, Passes(), 0
     noisy = _probed(settings, model.config)
-    for guided, observed, bent in windows:
+    for guided, observed, bent, beside in windows:
         for count, probes in ((noisy, settings.probes_of(bent)), (n - noisy, 0)):
             part = passes(settings.guidance, settings.iterations, guided, observed, probes)
             total = total + part * (count * members)
         solves += n * members * guided
+        if (
+            beside and observed and settings.guidance in SOLVED
+        ):  # observations are balanced with hours, once
+            total = total + Passes(0, 0, observed, STRENGTH_PROBES * observed)
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     drawn = model.representation is not None and settings.residual and len(kept) > 0
     together, pieces = blocks(kept, given, held(model)) if drawn else (members, [kept])
@@ -229,7 +236,7 @@ def plan(
         mode=mode,
         windows=len(windows),
         evaluations=n,
-        solves=solves if settings.guidance not in ("sda", "dps", "tmpd") else 0,
+        solves=solves if settings.guidance in SOLVED else 0,
         iterations=settings.iterations,
         passes=total,
         flops=_flops(model, total),
@@ -278,26 +285,30 @@ def _windows(
     curved: np.ndarray,
     known: int,
     persists: bool,
-) -> tuple[str, list[tuple[bool, int, bool]]]:
-    r"""How windows are drawn, and of each whether it is guided, its observed hours, and whether
-    these have observations of a curved observable."""
+) -> tuple[str, list[tuple[bool, int, bool, bool]]]:
+    r"""How windows are drawn, and of each whether it is guided, its observed hours, whether these
+    have observations of a curved observable, and whether hours are given that these have to be
+    balanced with."""
     length = len(seen)
     if settings.sequential(length, window, known):
         # where nothing is observed later, there is nothing to wait for
         lag = settings.lag_of(window) if seen.any() else 0
-        found = []
+        found, balanced = [], set()
         for w in schedule(length, window, known, settings.past, lag, settings.new, settings.sweeps):
             here = [w.start + i for i in range(window) if w.start + i < length]
             free = [h for h in here if h - w.start not in set(w.given)]
             used = here if persists and seen[free].any() else free
             observed = int(seen[used].sum())
-            found.append((bool(w.given) or observed > 0, observed, bool(curved[used].any())))
+            given, bent = bool(w.given), bool(curved[used].any())
+            key = (w.start, *(h for h in used if seen[h]))
+            found.append((given or observed > 0, observed, bent, given and key not in balanced))
+            balanced |= {key} if given else set()
         return "sequential", found
     count = (padded_length(length, window, settings.stride) - window) // settings.stride + 1
     found = []
     for start in range(0, count * settings.stride, settings.stride):
-        observed = int(seen[start:][:window].sum())
-        found.append((observed > 0 or known > start, observed, bool(curved[start:][:window].any())))
+        observed, bent = int(seen[start:][:window].sum()), bool(curved[start:][:window].any())
+        found.append((observed > 0 or known > start, observed, bent, known > start))
     return "composed", found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...solvers import SOLVERS
-from ..likelihood import Likelihood
+from ..likelihood import Likelihood, StackedLikelihood
 from .linear import Linearized
 
 __all__ = ["CLOSE", "Gradient", "Guidance"]
@@ -75,9 +75,19 @@ class Guidance:
         :math:`I + L^{-1} A V A^\top L^{-\top}`. What little noise leaves to correct is near the
         identity then, and takes a few iterations, however different the errors are: precipitation
         is represented thirty times worse than its gauges measure, pressure twice.
+
+        Hours that are given are a hundred times sharper than observations, and a solver that is
+        content with few iterations, or a residual, would fit these alone: kinds are balanced
+        (:meth:`~appa.diffusion.likelihood.StackedLikelihood.balance`), by the variance that remains
+        of standardized, independent latents. (On the planet, the last hour of a window given the
+        four before it and observations was 44 % worse after 4 iterations without.)
         """
         b = observed.likelihood.whiten(departure)
         solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
+        if isinstance(observed.likelihood, StackedLikelihood):
+            remains = float(sigma_t**2 / (sigma_t**2 + 1))
+            scale = observed.likelihood.balance(observed.z.detach()[:1], remains)
+            b, product = scale * b, _scaled(product, scale)
         _, residual, iterations, correction = solver(product, b, self.iterations, self.tolerance)
         left = torch.nan_to_num(residual, nan=math.inf).max().item()
         self.residual, self.products = max(self.residual, left), self.products + iterations
@@ -85,6 +95,19 @@ class Guidance:
             self.misfit = max(self.misfit, left)
         assert correction is not None  # the products are pairs
         return correction
+
+
+def _scaled(
+    product: Callable[[Tensor], tuple[Tensor, Tensor]], scale: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    r"""The products with :math:`S A S`, a diagonal :math:`S`, and those of another matrix with
+    :math:`S`."""
+
+    def both(u: Tensor) -> tuple[Tensor, Tensor]:
+        w, image = product(scale * u)
+        return scale * w, image
+
+    return both
 
 
 class Gradient(Guidance):
