@@ -138,6 +138,50 @@ def test_hours_that_are_given_come_back():
     assert torch.equal(one.whiten(v)[0], one.variance.rsqrt())
 
 
+@pytest.mark.parametrize("solver", ["gmres", "cg"])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 20.0])
+def test_given_hours_do_not_outweigh_observations(solver, sigma, monkeypatch):
+    r"""Hours as sharp as latents' noise beside blunt observations of the others: exact in the end,
+    and on the way there nearer than a solver that takes both as they are."""
+    hours, size, given = 16, 4, 4
+    g = torch.Generator().manual_seed(0)
+    n, m = hours * size, 40
+    t = torch.arange(hours, dtype=torch.float64)
+    Q = torch.randn(size, size, generator=g, dtype=torch.float64)
+    cov = torch.kron(0.95 ** (t[:, None] - t).abs(), Q @ Q.T / size + 0.1 * torch.eye(size))
+    A = torch.randn(m, n, generator=g, dtype=torch.float64) / 4
+    A[:, : given * size] = 0
+    truth = torch.linalg.cholesky(cov) @ torch.randn(n, generator=g, dtype=torch.float64)
+    y = A @ truth + 0.5 * torch.randn(m, generator=g, dtype=torch.float64)
+    z = truth.view(1, hours, size, 1, 1)
+    z_t = z + sigma * torch.randn(z.shape, generator=g, dtype=torch.float64)
+
+    eye = torch.eye(n, dtype=torch.float64)
+    H = torch.cat([A, eye[: given * size]])
+    variance = torch.cat([torch.full((m,), 0.25), torch.full((given * size,), 1e-4)]).double()
+    K = cov @ torch.linalg.inv(cov + sigma**2 * eye)
+    V, mean = sigma**2 * K, K @ z_t.flatten()
+    data = torch.cat([y, truth[: given * size]])
+    v = torch.linalg.solve(H @ V @ H.T + torch.diag(variance), data - H @ mean)
+    expected = mean + V @ H.T @ v
+
+    seen = GaussianLikelihood(lambda z: z.flatten(1) @ A.T, y, torch.tensor(0.25).double())
+    both = StackedLikelihood([seen, HoursLikelihood(z[:, :given], range(given), 1e-2)])
+
+    def error(iterations: int) -> float:
+        mmps = GUIDANCES["mmps"](solver=solver, iterations=iterations, tolerance=1e-12)
+        found = mmps(lambda z: (z.flatten(1) @ K.T).view(z.shape), z_t, sigma, both)
+        free = slice(given * size, None)
+        return (found.flatten() - expected)[free].norm().item() / expected[free].norm().item()
+
+    assert error(200) < 1e-7
+    balanced = error(5)
+    scale = both.balance(z, sigma**2 / (sigma**2 + 1))
+    assert scale[-1] < 0.2 * scale[0]
+    monkeypatch.setattr(both, "balance", lambda z, v: torch.ones_like(both.variance).double())
+    assert balanced < 0.75 * error(5)
+
+
 def test_an_unknown_solver():
     with pytest.raises(ValueError, match="there are gmres, cg"):
         GUIDANCES["mmps"](solver="lu")
