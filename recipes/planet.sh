@@ -6,7 +6,7 @@
 #   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
 #                                            some of the steps, their data elsewhere
 #
-# The data take 91 GB, those of planet-large 94 GB. Each step goes on where it was when it is killed
+# The data take 91 GB, those of planet-large 95 GB. Each step goes on where it was when it is killed
 # and called again; data and networks that are done are not made again.
 # `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
 set -eu
@@ -29,7 +29,7 @@ if [ "$PRESET" = planet-large ]; then
     # of more members, every eight hours. Hours are for scores.
     STATES=$WORK/planet-hours.zarr
     SINGLE=$WORK/planet-8h.zarr
-    SIMULATED="--members 1 --held-out 6 --stretch 72 --each 30"
+    SIMULATED="--members 1 --held-out 6 --stretch 96 --each 30"
 fi
 
 mkdir -p "$WORK"
