@@ -71,9 +71,14 @@ for step in $STEPS; do
         $APPA score prior "$RUN" $scores --out "$RUN/scores"
         $APPA score prior "$RUN" $scores --hours 72 --mode composed --out "$RUN/scores/composed"
         ;;
+    bundle)
+        # as the package holds its model; not one of the steps that are taken by themselves
+        ${PYTHON:-python} -c "import appa, sys; appa.load(sys.argv[1]).save(sys.argv[2], half=True)" \
+            "$RUN" "$RUN-half"
+        ;;
     *)
         echo "unknown step $step; steps: simulate single autoencoder score-autoencoder representation" \
-            "encode denoiser score-prior" >&2
+            "encode denoiser score-prior bundle" >&2
         exit 2
         ;;
     esac

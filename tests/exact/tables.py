@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -235,6 +235,8 @@ def lengths(
 DRAWN: dict[str, Callable[[Case], Draws]] = {
     "composed": composed_draws,
     "sequential": sequential_draws,
+    "sequential, hours given to 0.01": partial(sequential_draws, noise=0.01),
+    "sequential, hours given to 0.02": partial(sequential_draws, noise=0.02),
 }
 
 
@@ -242,7 +244,7 @@ def agreement(names: Sequence[str] = tuple(DRAWN), cases: Sequence[str] = CASES)
     r"""The package's draws against the references of the table above."""
     rows = []
     for name in names:
-        draws, reference = DRAWN[name], METHODS[name]
+        draws, reference = DRAWN[name], METHODS[name.split(",")[0]]
         row = [name]
         for case in cases:
             x = long(case)

@@ -84,7 +84,7 @@ def test_graphs_keep_what_is_said(config, size):
         ("planet", 4, 24, 1.424),
         ("planet", 1, 6, 0.223),
         ("planet", 1, 1, 0.191),
-        ("planet-large", 1, 24, 1.049),
+        ("planet-large", 1, 24, 0.992),
         ("planet-large", 1, 1, 0.451),
     ],
 )

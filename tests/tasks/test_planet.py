@@ -73,7 +73,8 @@ def test_it_keeps_states(model, truth):
 
 
 def test_rotated_states(model, truth):
-    r"""One latent cell further east, the reconstruction is the same, one cell further east."""
+    r"""One latent cell further east, reconstructed departures are the same, one cell further east:
+    of the network, which knows no places; the normals do."""
     x = model.standardizer.to_tensor(truth.isel(time=slice(1)))
     with torch.no_grad():
         a = model.autoencoder.decode(model.autoencoder.encode(x))

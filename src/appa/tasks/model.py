@@ -75,6 +75,10 @@ class Model:
         >>> model = appa.load("planet")
         >>> z = model.encode(model.standardizer.to_tensor(ds))
         >>> x = model.decode(z)
+
+    `model.autoencoder` is the network alone, `encode` and `decode` of the model what it is used
+    for: where `autoencoder.normals` is set, the network takes and gives departures from the mean at
+    each place (:meth:`departures`), and its latents are not standardized.
     """
 
     def __init__(
