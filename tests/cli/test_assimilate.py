@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -325,6 +326,12 @@ def test_help_has_examples():
 def keep_every_step() -> None:
     from appa.tasks.resuming import RunState
 
+    RunState.__init__.__defaults__ = (float("inf"),)
+
+
+def keep_the_first_step() -> None:
+    from appa.tasks.resuming import RunState
+
     RunState.__init__.__defaults__ = (0.0,)
 
 
@@ -347,5 +354,29 @@ def test_killed_it_goes_on(folder, tmp_path):
     assert "going on with it" in told
     assert "is complete" in told
     with xr.open_zarr(out) as a, xr.open_zarr(whole) as b:
-        xr.testing.assert_equal(a, b)
+        xr.testing.assert_identical(a, b)  # attributes too
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.zarr", "whole.zarr"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_is_heard(folder, tmp_path, workers):
+    r"""What Slurm and containers end a run with, and `timeout` twice: it keeps its last step, says
+    so and ends, and so do processes that draw, which do not hear it themselves."""
+    out = tmp_path / "ended.zarr"
+    args = ["reanalysis", folder / "model", folder / "obs.csv", "--start", START, "--hours", HOURS]
+    args += ["--members", 2, *QUICK, "--steps", 2000, "--batch", 1, "--workers", workers]
+    words = [str(a) for a in [*args, "--out", out]]
+
+    def kept() -> list[Path]:
+        return list(Path(f"{out}.run").rglob("step-*"))
+
+    with Process(partial(command, *words, before=keep_the_first_step)) as process:
+        process.until(kept)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.said.endswith("\nstopped; the same command goes on where it was\n")
+        assert "Traceback" not in process.said
+    assert max(f.name for f in kept()) > "step-00000001.safetensors"

@@ -206,7 +206,9 @@ def test_new_hours_a_window(model):
 
 
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
-def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
+@pytest.mark.parametrize("dies", [4, 9])
+def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode, dies):
+    r"""In the first part or in the second, with the attributes it would have had."""
     options = {"members": 3, "seed": 5, "mode": mode, "batch": 2, "latents": True, **STEPS}
     whole = model.reanalysis(stations(7), START, 7, out=tmp_path / "whole.zarr", **options).load()
     integrate = assimilation.Posterior.draw
@@ -216,7 +218,7 @@ def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
         def advance():
             nonlocal steps
             steps += 1
-            if steps == 9:
+            if steps == dies:
                 raise KeyboardInterrupt
 
         return integrate(self, *args, **(kwargs | {"advance": advance}))
@@ -231,6 +233,8 @@ def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
         model.reanalysis(stations(7), START, 7, out=out, **(options | {"seed": 6}))
     resumed = model.reanalysis(stations(7), START, 7, out=out, **options)
     same(whole, resumed.load())
+    assert whole.attrs["solver_products"] > 0
+    assert resumed.attrs == whole.attrs
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr", "whole.zarr"]
 
 
