@@ -278,8 +278,11 @@ def test_decode(folder, analysis, tmp_path):
     r"""Latents are decoded later, to what is asked for then."""
     out = tmp_path / "t850.zarr"
     chosen = ["--variables", "temperature", "--levels", "850", "--no-latents"]
-    assert "is complete" in run("decode", folder / "model", analysis, out, *chosen)
+    told = run("decode", folder / "model", analysis, "--out", out, *chosen)
     got, kept = xr.open_zarr(out), xr.open_zarr(analysis)
+    assert "is complete" in told
+    assert got.attrs["comment"] == "decoded from latents; no residual is added"
+    assert got.attrs["comment"] in told
     assert list(got.data_vars) == ["temperature"]
     np.testing.assert_allclose(
         got["temperature"].sel(level=850), kept["temperature"].sel(level=850), rtol=1e-5
