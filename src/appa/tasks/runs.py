@@ -26,8 +26,10 @@ from torch import Tensor
 from ..diffusion.guidance import Guidance
 from ..errors import DataError
 from ..machine import free_memory
+from ..observations.checks import describe
 from ..progress import progress
 from ..termination import terminable
+from .background import against_prior
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
@@ -122,17 +124,19 @@ class Run:
             batch = self._batch(keeper)
             ensemble.most = max(1, ensemble.most // self._shares)
             chunks = [range(i, min(i + batch, self.members)) for i in range(0, self.members, batch)]
-            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
             parts: list[Part] = []
             counts: list[dict[str, Tensor] | None] = []
             for chunk in chunks:
                 if isinstance(ensemble, EnsembleWriter) and ensemble.written(
                     list(chunk), slice(None)
                 ):
-                    bar.advance(steps)
                     counts.append(keeper.load(Part(chunk, self.seed).name) if keeper else None)
                 else:
                     parts.append(Part(chunk, self.seed))
+            if parts:
+                self._check(keeper)
+            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
+            bar.skip((len(chunks) - len(parts)) * steps)
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
@@ -194,6 +198,24 @@ class Run:
         if keeper is not None:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
+
+    def _check(self, keeper: RunState | None) -> None:
+        r"""Compares observations with the prior, where that is asked for."""
+        posterior, how = self.posterior, self.posterior.settings
+        if how.background == "none" or all(op is None for op in posterior.operators):
+            return
+        prior = Posterior(self.model, posterior.times, how)
+        most, _ = affordable(self.model, how, 0, 0)
+        posterior.operators, far = against_prior(
+            prior,
+            posterior.operators,
+            how.background,
+            how.threshold,
+            batch=min(most, self.batch or most),
+            keeper=keeper,
+        )
+        if len(far):
+            warnings.warn(f"observations are left out:\n{describe(far)}", stacklevel=5)
 
     def _went(self, counts: list[dict[str, Tensor] | None]) -> dict[str, Any]:
         r"""How it went over all parts, as attributes; tells where that was not well."""
