@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -277,8 +278,11 @@ def test_decode(folder, analysis, tmp_path):
     r"""Latents are decoded later, to what is asked for then."""
     out = tmp_path / "t850.zarr"
     chosen = ["--variables", "temperature", "--levels", "850", "--no-latents"]
-    assert "is complete" in run("decode", folder / "model", analysis, out, *chosen)
+    told = run("decode", folder / "model", analysis, "--out", out, *chosen)
     got, kept = xr.open_zarr(out), xr.open_zarr(analysis)
+    assert "is complete" in told
+    assert got.attrs["comment"] == "decoded from latents; no residual is added"
+    assert got.attrs["comment"] in told
     assert list(got.data_vars) == ["temperature"]
     np.testing.assert_allclose(
         got["temperature"].sel(level=850), kept["temperature"].sel(level=850), rtol=1e-5
@@ -325,6 +329,12 @@ def test_help_has_examples():
 def keep_every_step() -> None:
     from appa.tasks.resuming import RunState
 
+    RunState.__init__.__defaults__ = (float("inf"),)
+
+
+def keep_the_first_step() -> None:
+    from appa.tasks.resuming import RunState
+
     RunState.__init__.__defaults__ = (0.0,)
 
 
@@ -347,5 +357,31 @@ def test_killed_it_goes_on(folder, tmp_path):
     assert "going on with it" in told
     assert "is complete" in told
     with xr.open_zarr(out) as a, xr.open_zarr(whole) as b:
-        xr.testing.assert_equal(a, b)
+        xr.testing.assert_identical(a, b)  # attributes too
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.zarr", "whole.zarr"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_is_heard(folder, tmp_path, workers):
+    r"""What Slurm and containers end a run with, and `timeout` twice: it keeps its last step, says
+    so and ends, and so do processes that draw, which do not hear it themselves."""
+    out = tmp_path / "ended.zarr"
+    args = ["reanalysis", folder / "model", folder / "obs.csv", "--start", START, "--hours", HOURS]
+    args += ["--members", 2, *QUICK, "--steps", 2000, "--batch", 1, "--workers", workers]
+    words = [str(a) for a in [*args, "--out", out]]
+
+    def last() -> int:
+        files = Path(f"{out}.run").rglob("step-*")
+        return max((int(re.sub(r"\D", "", f.name)) for f in files), default=0)
+
+    with Process(partial(command, *words, before=keep_the_first_step)) as process:
+        # other processes write more than the first
+        process.until(lambda: last() >= workers)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.said.endswith("\nstopped; the same command goes on where it was\n")
+        assert "Traceback" not in process.said
+    assert last() > workers

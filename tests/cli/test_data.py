@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from appa.cli.data import app
 from appa.data import climatology, statistics
 from appa.errors import StoreError
+from appa.tasks import encoding
 
 from ..data.test_checks import planet, turn
 
@@ -120,6 +121,19 @@ def test_climatology(store, tmp_path):
     xr.testing.assert_allclose(
         climatology.load(out), climatology.load(store / "climatology.nc"), rtol=1e-6
     )
+
+
+def test_simulated_states_are_encoded_where_it_says(tmp_path, monkeypatch):
+    places = []
+
+    def encode(model, plan, out, **options):
+        places.append(options["device"])
+
+    monkeypatch.setattr(encoding, "encode_simulation", encode)
+    args = ["simulate", tmp_path / "z.zarr", "--days", 1, "--encode", "planet"]
+    for more in (["--device", "cuda:1"], []):
+        assert run(*args, *more)[0] == 0
+    assert places == ["cuda:1", None]
 
 
 @pytest.mark.parametrize("command", ["statistics", "climatology"])

@@ -19,6 +19,7 @@ import xarray as xr
 
 import appa.diffusion.sequential as sequential
 import appa.tasks.assimilation as assimilation
+import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
@@ -206,7 +207,9 @@ def test_new_hours_a_window(model):
 
 
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
-def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
+@pytest.mark.parametrize("dies", [4, 9])
+def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode, dies):
+    r"""In the first part or in the second, with the attributes it would have had."""
     options = {"members": 3, "seed": 5, "mode": mode, "batch": 2, "latents": True, **STEPS}
     whole = model.reanalysis(stations(7), START, 7, out=tmp_path / "whole.zarr", **options).load()
     integrate = assimilation.Posterior.draw
@@ -216,7 +219,7 @@ def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
         def advance():
             nonlocal steps
             steps += 1
-            if steps == 9:
+            if steps == dies:
                 raise KeyboardInterrupt
 
         return integrate(self, *args, **(kwargs | {"advance": advance}))
@@ -231,6 +234,8 @@ def test_killed_it_goes_on(model, tmp_path, monkeypatch, mode):
         model.reanalysis(stations(7), START, 7, out=out, **(options | {"seed": 6}))
     resumed = model.reanalysis(stations(7), START, 7, out=out, **options)
     same(whole, resumed.load())
+    assert whole.attrs["solver_products"] > 0
+    assert resumed.attrs == whole.attrs
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr", "whole.zarr"]
 
 
@@ -291,6 +296,39 @@ def test_gross_errors_do_not_count(model, method):
     assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
     share = distance(kept, without) / distance(fooled, without)
     assert share < (1e-3 if method == "check" else 0.9)
+
+
+@pytest.mark.parametrize("dies", [2, 8])
+def test_a_background_is_kept(model, tmp_path, monkeypatch, capsys, dies):
+    r"""It is drawn once, as many windows at once as memory affords, and tells how far it is."""
+    draw, drawn, steps = assimilation.Posterior.draw, [], 0
+    monkeypatch.setattr(runs, "affordable", lambda *_: (3, None))
+    monkeypatch.setattr(sys.modules["appa.progress"], "SHORT", 0.0)
+
+    def dying(self, members, seed, **kwargs):
+        def advance():
+            nonlocal steps
+            steps += 1
+            kwargs["advance"]()
+            if steps == dies:
+                raise KeyboardInterrupt
+
+        drawn.append((seed, len(members), kwargs["batch"]))
+        return draw(self, members, seed, **(kwargs | {"advance": advance}))
+
+    options = {"members": 1, "seed": 1, "background": "huber", "latents": True, **STEPS}
+    whole = model.reanalysis(stations(), START, 4, out=tmp_path / "whole.zarr", **options).load()
+    with monkeypatch.context() as patch:
+        patch.setattr(assimilation.Posterior, "draw", dying)
+        with pytest.raises(KeyboardInterrupt):
+            model.reanalysis(stations(), START, 4, out=tmp_path / "a.zarr", **options)
+        resumed = model.reanalysis(stations(), START, 4, out=tmp_path / "a.zarr", **options)
+    same(whole, resumed.load())
+    assert resumed.attrs == whole.attrs
+    prior, member = (2**31, 16, 3), (1, 1, 1)
+    # killed in the first, it goes on there; and after it, it is not drawn again
+    assert drawn == ([prior, prior, member] if dies == 2 else [prior, member, member])
+    assert "drawing the background: 1/6 steps" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- noise, memory, what is known

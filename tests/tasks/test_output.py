@@ -16,7 +16,14 @@ from appa.config import parse_config
 from appa.data import statistics
 from appa.data.writing import make_template
 from appa.errors import DataError, StoreError, UnfinishedStoreError
-from appa.tasks.analyses import decode_store, last_hour, open_analysis, past_latents
+from appa.tasks.analyses import (
+    decode_store,
+    last_hour,
+    open_analysis,
+    past_latents,
+    past_residuals,
+    until,
+)
 from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.fields import decode_batch, fields
 from appa.tasks.folders import ModelError, gather
@@ -331,7 +338,8 @@ def test_decoded_later(model, tmp_path):
         expected = to_dataset(model, z, TIMES, variables=["temperature"], levels=[850])
         xr.testing.assert_allclose(ds, expected, rtol=1e-5)
         assert ds.attrs["seed"] == 7
-        assert json.loads(ds.attrs["settings"]) == {"steps": 4}
+        # what the decoder lacks is not drawn again
+        assert json.loads(ds.attrs["settings"]) == {"steps": 4, "residual": False}
     with pytest.raises(DataError, match="no latents"):
         decode_store(model, out, tmp_path / "again.zarr")
     torch.manual_seed(5)
@@ -373,6 +381,24 @@ def test_a_forecast_starts_from_latents_or_states(model, tmp_path):
     torch.testing.assert_close(found, expected[:, -2:], rtol=1e-4, atol=1e-4)
     with pytest.raises(DataError, match="neither states nor latents"):
         past_latents(other, whole[["latents"]], 2)
+
+
+def test_a_forecast_starts_from_the_last_hours_whatever_their_order(model, tmp_path):
+    r"""Latents, states and what the decoder lacks of them; an hour that is there twice is not taken
+    for one before it."""
+    z = draws(model)
+    ds = to_dataset(model, z, TIMES, negatives="keep", latents=True)
+    mixed = ds.isel(time=[3, 4, 0, 2, 1])
+    past, times = past_latents(model, mixed, 2)
+    assert torch.equal(past, z[:, -2:])
+    assert (times == TIMES[-2:]).all()
+    lacks = [past_residuals(model, source, past, 2) for source in (mixed, ds)]
+    assert torch.equal(*lacks)
+    xr.testing.assert_equal(until(mixed, TIMES[2]), ds.isel(time=slice(0, 3)))
+    twice = xr.concat([ds, ds.isel(time=[1])], dim="time")
+    for read in (lambda: past_latents(model, twice, 2), lambda: until(twice, TIMES[2])):
+        with pytest.raises(DataError, match=f"hour {str(TIMES[1])[:13]} more than once"):
+            read()
 
 
 @pytest.mark.parametrize("name", ["window.zarr", "window.nc"])

@@ -16,6 +16,7 @@ from appa.config import load_config
 from appa.errors import DataError
 from appa.observations import observables
 from appa.observations.reading import read_observations
+from appa.observations.representation import Representation
 from appa.tasks.assimilation import forecast, reanalysis
 from appa.tasks.fields import fields
 from appa.tasks.loading import load
@@ -130,6 +131,23 @@ def test_a_reanalysis_costs_what_was_planned(model, guidance, mode):
     assert counts["d back"] == p.denoiser_backward
     assert counts["x"] == p.decoder_forward
     assert counts["x back"] == p.decoder_backward
+
+
+@pytest.mark.parametrize("mode", ["composed", "sequential"])
+def test_a_background_costs_what_was_planned(model, mode):
+    r"""Members of the prior are drawn, and decoded where there are observations."""
+    how = {"steps": 2, "iterations": 2, "tolerance": 0.0, "mode": mode, "representation": "none"}
+    settings = Settings.of(model.config, background="huber", **how)
+    observations = observed([0, 1, 5])
+    without, planned = (
+        plan(model, "reanalysis", 8, 1, observations, s, start=START, measured=False).passes
+        for s in (Settings.of(model.config, **how), settings)
+    )
+    with Counter(model) as counts:
+        reanalysis(model, observations, START, 8, members=1, settings=settings, batch=1)
+    assert tuple(counts.values()) == planned.numbers
+    assert planned.decoder_forward - without.decoder_forward == 16 * 3
+    assert planned.denoiser_forward > 10 * without.denoiser_forward
 
 
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
@@ -286,6 +304,19 @@ def test_measured(model):
     assert found.memory > cost.weights + Memory.of(model, settings).total(2, 4, 0, 1)
     assert "2 members at once; from one pass of each kind" in str(found)
     assert found.disk == 2 * 4 * 4 * small.H * small.W
+
+
+def test_what_is_not_in_the_time_is_told(model, monkeypatch):
+    r"""Systems solved to draw what the decoder lacks."""
+    settings = Settings.of(model.config, steps=1)
+    told = "what the decoder lacks, in the end, is left out"
+    assert told not in str(plan(model, "filter", 4, 1, 1.0, settings))
+    persists = np.exp(-np.arange(24) / 30)
+    rep = Representation.of(model.grid, model.standardizer.channels, 0.3, persists, 1500.0)
+    monkeypatch.setattr(model, "representation", rep)
+    assert told in str(plan(model, "filter", 4, 1, 1.0, settings))
+    single = settings.model_copy(update={"residual": False})
+    assert told not in str(plan(model, "filter", 4, 1, 1.0, single))
 
 
 def test_mistakes_are_named(model):

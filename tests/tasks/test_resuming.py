@@ -6,16 +6,19 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import appa.tasks.resuming as resuming
 from appa.errors import StoreError
 from appa.tasks.resuming import RunError, RunState, differences
 
 from ..processes import Process
 
 STEPS = 40
+ALWAYS = float("inf")
 
 
 def step(z: torch.Tensor, window: int, i: int) -> torch.Tensor:
@@ -30,7 +33,7 @@ def draw(folder: Path, pause: float = 0.0) -> None:
         folder: The run's.
         pause: The seconds a step takes.
     """
-    with RunState(folder, {"seed": 0}, every=0) as state:
+    with RunState(folder, {"seed": 0}, share=ALWAYS) as state:
         past = torch.zeros(64)
         for window in range(2):
             name = f"members-0-4/window-{window}"
@@ -87,10 +90,9 @@ def test_what_is_saved_comes_back(tmp_path):
         "none": torch.zeros(0, 3),
         "flag": torch.tensor(True),
     }
-    with RunState(tmp_path / "run", {}, every=0) as state:
+    with RunState(tmp_path / "run", {}, share=ALWAYS) as state:
         assert state.save("draw", tensors, 3)
     with RunState(tmp_path / "run", {}) as state:
-        assert state.resumed
         kept = state.load("draw")
         assert state.load("other") is None
     assert kept is not None
@@ -102,18 +104,21 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_steps_are_written_now_and_then(tmp_path):
-    r"""The rest is kept until the run ends with an error; unless it was written over by then."""
+    r"""The first at once. The rest is kept until the run ends with an error; unless it was written
+    over by then."""
 
     def draw_and_stop() -> None:
-        with RunState(tmp_path / "run", {}, every=1000) as state:
+        with RunState(tmp_path / "run", {}, share=0) as state:
             z = torch.zeros(3)
             for i in range(5):
                 z = z + 1
-                assert not state.save("draw", {"z": z}, i + 1)
+                assert state.save("draw", {"z": z}, i + 1) == (i == 0)
             shared = torch.zeros(3)
             state.save("in-place", {"z": shared}, 1)
             shared += 1
-            assert not list(tmp_path.rglob("*.safetensors"))
+            assert [f.name for f in tmp_path.rglob("*.safetensors")] == [
+                "step-00000001.safetensors"
+            ]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -126,8 +131,52 @@ def test_steps_are_written_now_and_then(tmp_path):
         assert state.load("in-place") is None
 
 
+def test_steps_are_written_where_that_is_cheap(tmp_path, monkeypatch):
+    r"""Of steps of 1 s and writes of 0.22 s, a twentieth of the time is one every five steps."""
+    now = 0.0
+
+    def write(*_: object) -> None:
+        nonlocal now
+        now += 0.22
+
+    monkeypatch.setattr(resuming.time, "monotonic", lambda: now)
+    monkeypatch.setattr(resuming, "_write", write)
+    written = []
+    with RunState(tmp_path / "run", {}) as state:
+        for i in range(1, 19):
+            now += 1.0
+            if state.save("draw", {"z": torch.zeros(1)}, i):
+                written.append(i)
+    assert written == [1, 6, 11, 16]
+
+
+def test_an_interrupted_write_is_made_up_for(tmp_path, monkeypatch):
+    r"""What ends a run may come while it writes."""
+    write, calls = resuming._write, []
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    monkeypatch.setattr(resuming, "_write", interrupted)
+
+    def draw_and_stop() -> None:
+        with RunState(tmp_path / "run", {}, share=ALWAYS) as state:
+            for i in (1, 2):
+                state.save("draw", {"z": torch.full((2,), float(i))}, i)
+
+    with pytest.raises(KeyboardInterrupt):
+        draw_and_stop()
+    with RunState(tmp_path / "run", {}) as state:
+        kept = state.load("draw")
+    assert kept is not None
+    assert kept["step"] == 2
+
+
 def test_two_steps_are_kept(tmp_path):
-    with RunState(tmp_path / "run", {}, every=0) as state:
+    with RunState(tmp_path / "run", {}, share=ALWAYS) as state:
         for i in (1, 2, 3, 4):
             state.save("draw", {"z": torch.full((2,), float(i))}, i)
         files = sorted((tmp_path / "run" / "draw").iterdir())
@@ -141,7 +190,7 @@ def test_two_steps_are_kept(tmp_path):
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty"])
 def test_damage_is_found(tmp_path, how):
     r"""The step before is used, and with both damaged, none; never wrong numbers."""
-    with RunState(tmp_path / "run", {}, every=0) as state:
+    with RunState(tmp_path / "run", {}, share=ALWAYS) as state:
         for i in (1, 2):
             state.save("draw", {"z": torch.full((64,), float(i))}, i)
     files = sorted((tmp_path / "run" / "draw").iterdir())
@@ -163,7 +212,7 @@ def test_damage_is_found(tmp_path, how):
 
 def test_another_run_is_refused(tmp_path):
     key = {"seed": 0, "settings": {"steps": 32}, "configuration": "window: 24\nx: 1\n"}
-    with RunState(tmp_path / "run", key, every=0) as state:
+    with RunState(tmp_path / "run", key, share=ALWAYS) as state:
         state.save("draw", {"z": torch.zeros(2)}, 1)
     other = {"seed": 1, "settings": {"steps": 64}, "configuration": "window: 24\nx: 2\n"}
     with pytest.raises(RunError, match=r"seed was 0, is 1; settings.steps was 32, is 64; .*x: 2"):

@@ -6,7 +6,7 @@ Nothing heavy is imported until a command runs: `appa --help` answers at once.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -38,6 +38,7 @@ class Interrupted(SystemExit):
 def main() -> None:
     r"""Entry point of the `appa` command."""
     from ..errors import AppaError
+    from ..termination import Terminated
 
     try:
         application()()
@@ -46,6 +47,8 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         stopped()
+    except Terminated as end:
+        stopped(end.code)
     except SystemExit as end:
         # what Typer makes of Ctrl-C, without a word; a training has had its own
         if end.code == INTERRUPTED and not isinstance(end, Interrupted):
@@ -119,9 +122,9 @@ def common(
     pass
 
 
-def stopped() -> NoReturn:
-    r"""Says that Ctrl-C was heard, and what becomes of the work."""
+def stopped(code: Any = INTERRUPTED) -> NoReturn:
+    r"""Says that Ctrl-C or SIGTERM was heard, and what becomes of the work."""
     goes_on = any(sys.argv[1 : 1 + len(words)] == words for words in RESUMED)
     line = "stopped; the same command goes on where it was" if goes_on else "stopped"
     print(f"\n{line}" if sys.stderr.isatty() else line, file=sys.stderr)
-    sys.exit(INTERRUPTED)
+    sys.exit(code)

@@ -150,6 +150,12 @@ def simulate(
             help="Store latents of this model's autoencoder instead of states, in far less room.",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where MODEL encodes, e.g. cpu or cuda:1; by default a GPU if there is one."
+        ),
+    ] = None,
 ) -> None:
     """Simulate a planet: a real circulation model, in ERA5's schema.
 
@@ -190,7 +196,7 @@ def simulate(
     else:
         from ..tasks.encoding import encode_simulation
 
-        encode_simulation(encode, plan, out, compression=compression)
+        encode_simulation(encode, plan, out, compression=compression, device=device)
     typer.echo(f"{out} is complete")
 
 

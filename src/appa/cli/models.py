@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import output, takes
+from .options import load, output, takes
 
 __all__ = ["register"]
 
@@ -94,17 +94,22 @@ def encode(
 def decode(
     model: Annotated[str, typer.Argument(help="The model that drew it: a folder or a name.")],
     ensemble: Annotated[Path, typer.Argument(help="An ensemble that was kept with its latents.")],
-    out: Annotated[Path, typer.Argument(help="Where to write: .zarr, or .nc.")],
+    out: Annotated[Path, typer.Option(help="Where to write: .zarr, or .nc.", show_default=False)],
     given: Any,
+    device: Annotated[
+        str | None, typer.Option(help="E.g. cpu or cuda:1; by default a GPU if there is one.")
+    ] = None,
 ) -> None:
     """Decode the latents of an ensemble, to variables and levels it was not given out with.
 
-    Example: appa decode planet analysis.zarr t850.zarr --variables temperature --levels 850
-    """
-    from ..tasks.analyses import decode_store
-    from ..tasks.loading import load
+    What the decoder lacks of states, which the run drew and added, is not drawn again.
 
-    typer.echo(f"{decode_store(load(model), ensemble, out, **given)} is complete")
+    Example: appa decode planet analysis.zarr --variables temperature --levels 850 --out t850.zarr
+    """
+    from ..tasks.analyses import DECODED, decode_store
+
+    done = decode_store(load(model, device), ensemble, out, **given)
+    typer.echo(f"{done} is complete: {DECODED}, unlike in what was drawn with --residual")
 
 
 def representation(
@@ -131,12 +136,9 @@ def representation(
 
     Example: appa representation runs/era5 --data era5.zarr
     """
-    import torch
-
     from ..evaluation.representing import represent
     from ..observations.representation import FILE
-    from ..tasks.loading import load
 
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = represent(load(model, place), data, split, count=count, batch=batch, seed=seed)
+    loaded = load(str(model), device)
+    found = represent(loaded, data, split, count=count, batch=batch, seed=seed)
     typer.echo(f"{found.save(out or model / FILE)} is complete: {found!r}")

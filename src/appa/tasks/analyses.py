@@ -6,6 +6,7 @@ and they are of the same model, or else its states are encoded.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,9 +28,18 @@ from .output import EnsembleWriter, model_digest, quiet
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["decode_store", "last_hour", "open_analysis", "past_latents", "past_residuals", "until"]
+__all__ = [
+    "decode_store",
+    "in_order",
+    "last_hour",
+    "open_analysis",
+    "past_latents",
+    "past_residuals",
+    "until",
+]
 
 PAST_HOURS = 4  # whose residuals a forecast goes on from
+DECODED = "decoded from latents; no residual is added"
 
 
 def open_analysis(path: str | Path) -> xr.Dataset:
@@ -60,7 +70,8 @@ def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[
     Arguments:
         model: The model.
         source: An ensemble, or a dataset of states, or the path of either.
-        past: The number of its last hours to take; or as many as there are and follow one another.
+        past: The number of its last hours to take, whatever their order; or as many as there are
+            and follow one another.
         batch: The number of states encoded at once.
 
     Returns:
@@ -68,7 +79,7 @@ def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[
         :math:`(K)`.
     """
     ds = open_analysis(source) if isinstance(source, str | Path) else source
-    ds = _with(_with(ds, "time"), "member")
+    ds = _with(in_order(_with(ds, "time")), "member")
     times = as_datetime64(ds["time"].values)
     gaps = np.flatnonzero(np.diff(times) != np.timedelta64(1, "h"))
     first = max(len(times) - past, int(gaps[-1]) + 1 if len(gaps) else 0)
@@ -113,7 +124,7 @@ def past_residuals(model: Model, source: Any, z: Tensor, hours: int = PAST_HOURS
         does not have all of the model's variables and levels.
     """
     ds = open_analysis(source) if isinstance(source, str | Path) else source
-    ds = _with(_with(ds, "time"), "member")
+    ds = _with(in_order(_with(ds, "time")), "member")
     states, count = model.standardizer, min(hours, z.shape[1])
     if states is None or not all(name in ds for name in states.names):
         return None
@@ -127,10 +138,28 @@ def past_residuals(model: Model, source: Any, z: Tensor, hours: int = PAST_HOURS
     return torch.stack(parts)
 
 
+def in_order(source: xr.Dataset) -> xr.Dataset:
+    r"""A dataset whose hours follow one another, as files that were put together may not; refuses
+    hours that it has more than once."""
+    times = as_datetime64(source["time"].values)
+    if (np.diff(times) > np.timedelta64(0)).all():
+        return source
+    order = np.argsort(times, kind="stable")
+    again = np.flatnonzero(np.diff(times[order]) == np.timedelta64(0))
+    if len(again):
+        hour = times[order][again[0]].astype("datetime64[h]")
+        raise DataError(
+            f"the source has the hour {hour} more than once, and it cannot be told which to go on "
+            "from; keep one of each: xarray's drop_duplicates('time')"
+        )
+    return source.isel(time=order)
+
+
 def until(source: xr.Dataset, at: Any = None) -> xr.Dataset:
     r"""A dataset up to an hour, by default all of it."""
     if at is None or "time" not in source.dims:
         return source
+    source = in_order(source)
     times, last = source["time"].values, as_datetime64(at)
     found = np.flatnonzero(as_datetime64(times) == last)
     if not len(found):
@@ -189,6 +218,9 @@ def decode_store(
 ) -> Path:
     r"""Decodes the latents of an ensemble to variables and levels it was not given out with.
 
+    What the decoder lacks is not drawn again: the attributes say so, `comment` in words and
+    `settings` by their `residual`.
+
     Arguments:
         model: The model that drew it.
         path: The ensemble, with `latents`.
@@ -204,7 +236,7 @@ def decode_store(
             f"{path} was drawn by another model than {model.origin}, {ds.attrs.get('model')}; its "
             "latents mean nothing to this one: name that model"
         )
-    comment = "decoded from latents; no residual is added"
+    settings = json.loads(ds.attrs.get("settings", "{}")) | {"residual": False}
     members, hours = ds.sizes["member"], ds.sizes["time"]
     writer = EnsembleWriter(
         out,
@@ -215,7 +247,7 @@ def decode_store(
         levels=levels,
         latents=latents,
         negatives=negatives,
-        attrs={**ds.attrs, "comment": comment},
+        attrs={**ds.attrs, "comment": DECODED, "settings": json.dumps(settings)},
     )
     with writer, progress(members * hours, "decoding", unit="states") as p:
         for member in range(members):

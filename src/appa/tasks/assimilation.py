@@ -27,7 +27,6 @@ from ..observations.collection import Observations
 from ..observations.operators import StateSpace, compile_observations
 from ..observations.reading import read_observations
 from .analyses import past_latents, past_residuals
-from .background import against_prior
 from .model import Model
 from .posterior import Posterior
 from .runs import Run
@@ -165,7 +164,8 @@ def forecast(
 def given_observations(
     model: Model, observations: Any, start: Any, hours: int, settings: Settings
 ) -> tuple[Posterior, Any]:
-    r"""The posterior given observations, and those of them that were used."""
+    r"""The posterior given observations, and those of them that were used; against the prior they
+    are checked when a :class:`~.runs.Run` begins."""
     first = as_datetime64(start)
     if first.ndim or first != first.astype("datetime64[h]"):
         raise DataError(f"found start {start}, expected one whole hour, e.g. 2021-03-21T00")
@@ -185,10 +185,6 @@ def given_observations(
     left_out = operators.excluded
     if not isinstance(observations, Observations):  # whoever made one has seen what it lacks
         left_out = join([used.excluded, left_out])
-    if settings.background != "none":
-        prior = Posterior(model, times, settings)
-        operators, far = against_prior(prior, operators, settings.background, settings.threshold)
-        left_out = join([left_out, far])
     if len(left_out):
         warnings.warn(f"observations are left out:\n{describe(left_out)}", stacklevel=3)
     rep = model.representation

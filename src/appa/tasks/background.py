@@ -8,16 +8,19 @@ inflated as Huber's likelihood would have it, from where that distance is :math:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from ..observations.checks import BACKGROUND, background_check, huber_weights, table
 from ..observations.operators import HourOperator
+from ..progress import progress
 from .posterior import Posterior
+from .resuming import RunState
 
-__all__ = ["against_prior"]
+__all__ = ["MEMBERS", "against_prior"]
 
 MEMBERS = 16
 SEED = 2**31  # not that of any member of the ensemble
@@ -26,7 +29,13 @@ OUT = 1e6  # what the error of an observation is multiplied by that is left out
 
 @torch.no_grad()
 def against_prior(
-    prior: Posterior, operators: Sequence[HourOperator | None], method: str, threshold: float
+    prior: Posterior,
+    operators: Sequence[HourOperator | None],
+    method: str,
+    threshold: float,
+    *,
+    batch: int | None = None,
+    keeper: RunState | None = None,
 ) -> tuple[list[HourOperator | None], pd.DataFrame]:
     r"""Compares observations with the prior.
 
@@ -35,15 +44,17 @@ def against_prior(
         operators: The observations of each hour.
         method: `"check"` or `"huber"`.
         threshold: The number :math:`k` of standard deviations.
+        batch: The number of windows denoised at once, by default all.
+        keeper: Where steps and latents are kept: a run that goes on does not draw them again.
 
     Returns:
         The operators, with errors inflated, and a table of what was left out, with columns
         `reason`, `count` and `example`.
     """
-    z = prior.draw(range(MEMBERS), SEED, batch=8)
+    z = drawn(prior, batch, keeper)
     found: list[HourOperator | None] = []
     count, example = 0, ""
-    for hour, operator in enumerate(operators):
+    for hour, operator in enumerate(shown(operators)):
         if operator is None:
             found.append(None)
             continue
@@ -64,3 +75,26 @@ def against_prior(
                 count += int(far.sum())
         found.append(operator.inflate(factor))
     return found, table({BACKGROUND: (count, example)} if count else {})
+
+
+def drawn(prior: Posterior, batch: int | None, keeper: RunState | None) -> Tensor:
+    r"""Members of the prior, with shape :math:`(M, L, c, h, w)`, or those that were kept."""
+    name = "background"
+    if keeper is not None and keeper.finished(name) and (kept := keeper.load(name)) is not None:
+        return kept["z"].to(prior.model.device)
+    steps = prior.windows * prior.sampler.steps
+    with progress(steps, "drawing the background", unit="steps") as bar:
+        z = prior.draw(
+            range(MEMBERS), SEED, batch=batch, advance=bar.advance, keeper=keeper, name=name
+        )
+    if keeper is not None:
+        keeper.done(name, {"z": z})
+    return z
+
+
+def shown(operators: Sequence[HourOperator | None]) -> Iterator[HourOperator | None]:
+    r"""The observations of each hour, and how many hours are compared."""
+    with progress(len(operators), "comparing with the background", unit="hours") as bar:
+        for operator in operators:
+            yield operator
+            bar.advance()

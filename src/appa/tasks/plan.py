@@ -21,10 +21,13 @@ place of observations are guided too, but are not decoded; where a window has bo
 forward and :math:`4 h` back balance them, once. In the end every state is decoded once.
 Where what the decoder lacks is drawn, hours that are observed or known are decoded once more, so
 are all where precipitation is given out, and states are once for each piece of the channels that
-memory has room for (:func:`appa.tasks.fields.blocks`).
+memory has room for (:func:`appa.tasks.fields.blocks`). Where observations are compared with the
+prior (:mod:`appa.tasks.background`), members of it are drawn without them, and their observed hours
+decoded.
 
 Operations follow from sizes (:mod:`appa.costs`), and so does memory (:mod:`appa.tasks.memory`).
-Time is measured: one pass of each kind is run on the device, and scaled by their numbers.
+Time is measured: one pass of each kind is run on the device, and scaled by their numbers. That of
+drawing what the decoder lacks, which solves systems of its own, is left out, and told to be.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from ..errors import DataError
 from ..machine import free_memory
 from ..sections import Config
 from .analyses import PAST_HOURS
+from .background import MEMBERS
 from .fields import blocks, decode_batch, decode_bytes, fields, held
 from .measuring import measure
 from .memory import Memory, ResidualMemory, largest_window
@@ -204,17 +208,20 @@ def plan(
     persists = model.representation is not None and settings.representation == "temporal"
     mode, windows = _windows(model.config.window, settings, seen, curved, past, persists)
 
-    n, total, solves = settings.sampler_of().evaluations, Passes(), 0
-    noisy = _probed(settings, model.config)
-    for guided, observed, bent, beside in windows:
-        for count, probes in ((noisy, settings.probes_of(bent)), (n - noisy, 0)):
-            part = passes(settings.guidance, settings.iterations, guided, observed, probes)
-            total = total + part * (count * members)
-        solves += n * members * guided
-        if (
-            beside and observed and settings.guidance in SOLVED
-        ):  # observations are balanced with hours, once
-            total = total + Passes(0, 0, observed, STRENGTH_PROBES * observed)
+    n = settings.sampler_of().evaluations
+    total = _guided(windows, settings, model.config) * members
+    # observations are balanced with hours that are given, once
+    balanced = sum(observed for _, observed, _, beside in windows if beside)
+    if settings.guidance in SOLVED:
+        total = total + Passes(0, 0, balanced, STRENGTH_PROBES * balanced)
+    solves = n * members * sum(guided for guided, *_ in windows)
+    checked = MEMBERS if settings.background != "none" and seen.any() else 0
+    if checked:  # drawn without observations, and compared with them
+        nothing = np.zeros_like(seen)
+        _, prior = _windows(model.config.window, settings, nothing, nothing, 0, False)
+        compared = Passes(decoder_forward=int(seen.sum()))
+        total = total + (_guided(prior, settings, model.config) + compared) * checked
+        solves += n * checked * sum(guided for guided, *_ in prior)
     given, kept = 1 if task == "filter" else hours, fields(model, variables, levels)[0]
     drawn = model.representation is not None and settings.residual and len(kept) > 0
     together, pieces = blocks(kept, given, held(model)) if drawn else (members, [kept])
@@ -250,24 +257,40 @@ def plan(
     fitting, at_a_time = affordable(model, settings, most, each)
     at_once = min(members, batch or fitting)
     cost = measure(model, min(at_once, 8), Precision.of(settings, model.device))
-    memory = cost.weights + members * (past + hours) * 4 * math.prod(model.config.latent_shape) * 6
+    drawing = max(members, checked) * (past + hours)
+    memory = cost.weights + drawing * 4 * math.prod(model.config.latent_shape) * 6
     evaluation = Memory.of(model, settings).total(
         at_once, at_a_time or most, each, model.autoencoder.at_once
     )
     writing = decode_batch(model) * decode_bytes(model)
     if drawn:
         memory += min(PAST_HOURS, past) * members * model.config.state_bytes
-        drawing = ResidualMemory.of(model, past + hours)
+        lacking = ResidualMemory.of(model, past + hours)
         widest = max(sum(len(field.channels) for field in piece) for piece in pieces)
-        few, most = min(at_once, together), drawing.affordable(free_memory(model.device))
-        writing += drawing.total(min(few * widest, most), few * given * widest)
+        few, most = min(at_once, together), lacking.affordable(free_memory(model.device))
+        writing += lacking.total(min(few * widest, most), few * given * widest)
     memory += max(evaluation, writing)
-    note = f"{_several(at_once, 'member')} at once; from one pass of each kind"
+    note = f"{_several(at_once, 'member')} at once"
     seconds = sum(a * b for a, b in zip(total.numbers, cost.seconds, strict=True))
     if at_a_time is not None:  # decodings that are not kept are done again for each product
-        note = f"{_several(at_a_time, 'hour')} decoded at once; from one pass of each kind"
+        note = f"{_several(at_a_time, 'hour')} decoded at once"
         seconds += total.decoder_backward * cost.seconds[2]
+    note += "; from one pass of each kind"
+    if drawn:  # its solves are the longer the more crowded observations are: not of equal passes
+        note += "; drawing what the decoder lacks, in the end, is left out"
     return replace(found, seconds=seconds, memory=int(memory), note=note)
+
+
+def _guided(
+    windows: Sequence[tuple[bool, int, bool, bool]], settings: Settings, config: Config
+) -> Passes:
+    r"""The passes of all evaluations of the windows of a member, see :func:`_windows`."""
+    n, noisy, total = settings.sampler_of().evaluations, _probed(settings, config), Passes()
+    for guided, observed, bent, _ in windows:
+        for count, probes in ((noisy, settings.probes_of(bent)), (n - noisy, 0)):
+            part = passes(settings.guidance, settings.iterations, guided, observed, probes)
+            total = total + part * count
+    return total
 
 
 def _probed(settings: Settings, config: Config) -> int:

@@ -12,7 +12,8 @@ on, and to end with the answer it would have had:
         members-0-8/window-2/result.safetensors   of what is finished
 
 A file is written aside, forced to the disk and renamed, and carries a digest of its tensors. The
-last two steps are kept, so that where a disk has lost one, the one before it is there.
+last two steps are kept, so that where a disk has lost one, the one before it is there. The first
+step is written, and from then on as many as writing is cheap beside: a kill costs little.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = ["RunError", "RunState", "begun_otherwise", "differences"]
 RESULT = "result.safetensors"
 STEP = re.compile(r"step-(\d{8,})\.safetensors")
 KEPT = 2
+SHARE = 0.05
 UNREADABLE = (SafetensorError, OSError, ValueError)
 
 
@@ -56,8 +58,9 @@ class RunState:
         folder: The folder, by convention `OUT.run` beside the run's output `OUT`.
         key: What determines the answer, as plain JSON: the configuration, the digests of
             observations and weights, the seed, the settings. A run goes on under the same key only.
-        every: Steps are written at most this often, in seconds. A step that was not is written
-            after all where the run ends with an error or Ctrl-C: leave the `with` block.
+        share: The share of the time that writing may take: a step is written where the last write
+            took less than this share of the time since. One that was not is written after all
+            where the run ends with an error, Ctrl-C or SIGTERM: leave the `with` block.
 
     Example:
         >>> with RunState("analysis.zarr.run", {"seed": 0}) as state:
@@ -70,10 +73,10 @@ class RunState:
         ...     state.remove()
     """
 
-    def __init__(self, folder: str | Path, key: Mapping[str, Any], every: float = 20.0):
-        self.folder, self.every = Path(os.path.abspath(folder)), every
+    def __init__(self, folder: str | Path, key: Mapping[str, Any], share: float = SHARE):
+        self.folder, self.share = Path(os.path.abspath(folder)), share
         self.key = json.loads(json.dumps(dict(key)))
-        self._last: dict[str, float] = {}
+        self._last: tuple[float, float] | None = None  # when the last write ended, what it took
         self._pending: dict[str, tuple[dict[str, Tensor], list[int], int]] = {}
         notes = self.folder / "key.json"
         if self.folder.exists() and not notes.exists() and any(self._strangers()):
@@ -83,8 +86,6 @@ class RunState:
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
         self._lock: IO[str] | None = hold(self.folder)
-        #: Whether there is work of an earlier run to go on with.
-        self.resumed = False
         try:
             self._check(notes)
         except BaseException:
@@ -101,7 +102,6 @@ class RunState:
                 out = str(self.folder).removesuffix(".run")
                 beside = [Path(f"{out}.partial")] if out != str(self.folder) else []
                 raise RunError(begun_otherwise([self.folder, *beside], told))
-            self.resumed = any(self.folder.rglob("*.safetensors"))
             return
         with self._writing():
             for item in self._strangers():
@@ -153,20 +153,23 @@ class RunState:
             name: The part of the run, e.g. `"members-0-8/window-3"`.
             tensors: The tensors, on any device, by names other than `step`.
             step: The number of steps made.
-            force: Whether to write it however recent the last one is.
+            force: Whether to write it however much the last one took.
 
         Returns:
             Whether it was written now.
         """
-        now = time.monotonic()
-        if not force and now - self._last.setdefault(name, now) < self.every:
-            kept = dict(tensors)
-            self._pending[name] = kept, [t._version for t in kept.values()], step
-            return False
-        place = self._place(name)
+        kept = dict(tensors)
+        # until it is written whole: what ends a run may come in between
+        self._pending[name] = kept, [t._version for t in kept.values()], step
+        if not force and self._last is not None:
+            ended, took = self._last
+            if took >= self.share * (time.monotonic() - ended):
+                return False
+        place, copies = self._place(name), _copies(kept)
+        begun = time.monotonic()  # what a device had still to compute is not writing
         with self._writing():
             place.mkdir(parents=True, exist_ok=True)
-            _write(place / f"step-{step:08d}.safetensors", tensors, step)
+            _write(place / f"step-{step:08d}.safetensors", copies, step)
         # of a part that went back a step, later ones are of another try
         others = sorted(
             (n, f) for f in place.glob("step-*.safetensors") if (n := _number(f)) != step
@@ -176,7 +179,8 @@ class RunState:
             if file not in before[1 - KEPT :]:
                 file.unlink(missing_ok=True)
         self._pending.pop(name, None)
-        self._last[name] = time.monotonic()
+        now = time.monotonic()
+        self._last = now, now - begun
         return True
 
     def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -185,7 +189,7 @@ class RunState:
         self._pending.pop(name, None)
         with self._writing():
             place.mkdir(parents=True, exist_ok=True)
-            _write(place / RESULT, tensors or {}, -1)
+            _write(place / RESULT, _copies(tensors or {}), -1)
             for file in place.glob("step-*.safetensors"):
                 file.unlink()
 
@@ -204,7 +208,7 @@ class RunState:
     # ---------------------------------------------------------------- the end
 
     def flush(self) -> None:
-        r"""Writes the steps that came too soon after the last; not those since written over."""
+        r"""Writes the steps that were not yet; not those whose tensors were changed since."""
         for name, (tensors, versions, step) in list(self._pending.items()):
             if [t._version for t in tensors.values()] == versions:
                 self.save(name, tensors, step, force=True)
@@ -294,12 +298,15 @@ def _number(file: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], step: int) -> None:
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # no two tensors of a file may share memory
-    kept = {
+    return {
         k: t.detach().to("cpu").clone(memory_format=contiguous_format) for k, t in tensors.items()
     }
-    kept["step"] = tensor(step)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], step: int) -> None:
+    kept = {**tensors, "step": tensor(step)}
     partial = path.with_name(f".{path.name}.partial")
     try:
         save_file(kept, partial, metadata={"digest": _digest(kept)})

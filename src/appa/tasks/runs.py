@@ -1,7 +1,8 @@
 r"""Runs: members are drawn a few at a time, decoded and given out.
 
 Where there is a place to write to, steps are kept beside it, and a run that is killed goes on at
-its last. On a CPU members may be drawn by several processes: they are independent of each other.
+its last; SIGTERM ends it as Ctrl-C does, with its last step kept. On a CPU members may be drawn by
+several processes: they are independent of each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,9 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..diffusion.guidance import Guidance
 from ..errors import DataError
 from ..machine import free_memory
+from ..observations.checks import describe
 from ..progress import progress
+from ..termination import terminable
+from .background import against_prior
 from .ensembles import EnsembleArrays, provenance
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
@@ -105,6 +110,7 @@ class Run:
             attrs["forecast_reference_time"] = str(np.datetime_as_string(last, unit="h"))
         steps = self.posterior.windows * self.posterior.sampler.steps
         with ExitStack() as stack:
+            stack.enter_context(terminable())
             keeper, folder, key = None, None, self._key()
             arguments = (self.model, times, self.members)
             if out is None:
@@ -118,45 +124,33 @@ class Run:
             batch = self._batch(keeper)
             ensemble.most = max(1, ensemble.most // self._shares)
             chunks = [range(i, min(i + batch, self.members)) for i in range(0, self.members, batch)]
-            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
-            parts = []
+            parts: list[Part] = []
+            counts: list[dict[str, Tensor] | None] = []
             for chunk in chunks:
                 if isinstance(ensemble, EnsembleWriter) and ensemble.written(
                     list(chunk), slice(None)
                 ):
-                    bar.advance(steps)
+                    counts.append(keeper.load(Part(chunk, self.seed).name) if keeper else None)
                 else:
                     parts.append(Part(chunk, self.seed))
-            residual, misfit, products, interpolated = 0.0, 0.0, 0, 0.0
+            if parts:
+                self._check(keeper)
+            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
+            bar.skip((len(chunks) - len(parts)) * steps)
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
             else:
                 drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
+            stack.callback(drawn.close)  # of an error here, what draws elsewhere hears at once
             for part, result in zip(parts, drawn, strict=True):
                 r = self.posterior.residual(result.z, part.members, self.seed, hours)
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
+                left = torch.tensor(0.0 if r is None else r.left, dtype=torch.float64)
+                counts.append({"solves": result.solves, "interpolated": left})
                 if keeper is not None:
-                    keeper.done(part.name)
-                residual = max(residual, result.solver_residual)
-                misfit = max(misfit, result.solver_misfit)
-                products += result.solver_products
-                interpolated = max(interpolated, 0.0 if r is None else r.left)
-            self._tell(misfit)
-            if interpolated > ENOUGH / 10:
-                warnings.warn(
-                    "what the decoder lacks was interpolated to a relative residual of "
-                    f"{interpolated:.2g} only: observations are too crowded for it, and analyses "
-                    "may fit them less well than they should; thin them, e.g. --thin 200",
-                    stacklevel=4,
-                )
-            if keeper is None or not keeper.resumed:  # of a run that went on, a part is not known
-                ensemble.attrs |= {
-                    "solver_residual": residual,
-                    "solver_residual_in_the_end": misfit,
-                    "solver_products": products,
-                    "residual_solver_residual": interpolated,
-                }
+                    keeper.done(part.name, counts[-1])
+            ensemble.attrs |= self._went(counts)
             finished = ensemble.finish()
             if keeper is not None:
                 keeper.remove()
@@ -205,7 +199,30 @@ class Run:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
 
-    def _tell(self, misfit: float) -> None:
+    def _check(self, keeper: RunState | None) -> None:
+        r"""Compares observations with the prior, where that is asked for."""
+        posterior, how = self.posterior, self.posterior.settings
+        if how.background == "none" or all(op is None for op in posterior.operators):
+            return
+        prior = Posterior(self.model, posterior.times, how)
+        most, _ = affordable(self.model, how, 0, 0)
+        posterior.operators, far = against_prior(
+            prior,
+            posterior.operators,
+            how.background,
+            how.threshold,
+            batch=min(most, self.batch or most),
+            keeper=keeper,
+        )
+        if len(far):
+            warnings.warn(f"observations are left out:\n{describe(far)}", stacklevel=5)
+
+    def _went(self, counts: list[dict[str, Tensor] | None]) -> dict[str, Any]:
+        r"""How it went over all parts, as attributes; tells where that was not well."""
+        known = [count for count in counts if count is not None]
+        solved = [count["solves"].tolist() for count in known]
+        residual, misfit = (max((s[k] for s in solved), default=0.0) for k in range(2))
+        interpolated = max((float(count["interpolated"]) for count in known), default=0.0)
         # while there is much noise, what a solve leaves is left to the next
         guidance = self.posterior.guidance
         if guidance.tolerance and misfit > max(ENOUGH, 4 * guidance.tolerance):
@@ -215,15 +232,62 @@ class Run:
                 "less well than they should: allow more iterations",
                 stacklevel=5,
             )
+        if interpolated > ENOUGH / 10:
+            warnings.warn(
+                "what the decoder lacks was interpolated to a relative residual of "
+                f"{interpolated:.2g} only: observations are too crowded for it, and analyses "
+                "may fit them less well than they should; thin them, e.g. --thin 200",
+                stacklevel=5,
+            )
+        if len(known) < len(counts):  # killed after a part was written, before it was noted
+            return {}
+        return {
+            "solver_residual": residual,
+            "solver_residual_in_the_end": misfit,
+            "solver_products": int(sum(s[2] for s in solved)),
+            "residual_solver_residual": interpolated,
+        }
+
+
+class Counted:
+    r"""Where a draw keeps its steps, and beside them how its solves went so far: a run that goes on
+    knows it of all its steps.
+
+    Arguments:
+        state: The steps.
+        guidance: What solves, and counts.
+    """
+
+    def __init__(self, state: RunState, guidance: Guidance):
+        self.state, self.guidance = state, guidance
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        kept = self.state.load(name)
+        if kept is not None:
+            self.guidance.recall(kept.pop("solves").tolist())
+        return kept
+
+    def save(
+        self, name: str, tensors: Mapping[str, Tensor], step: int, force: bool = False
+    ) -> bool:
+        return self.state.save(name, {**tensors, "solves": solves(self.guidance)}, step, force)
+
+    def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.state.done(name, tensors)
+
+
+def solves(guidance: Guidance) -> Tensor:
+    r"""How solves went: the largest residual, the largest in the end, and the number of products,
+    with shape :math:`(3)`."""
+    counts = [guidance.residual, guidance.misfit, guidance.products]
+    return torch.tensor(counts, dtype=torch.float64)
 
 
 class Drawn(NamedTuple):
-    r"""What was drawn: latents of the whole period, and how it went."""
+    r"""What was drawn: latents of the whole period, and how its :func:`solves` went."""
 
     z: Tensor
-    solver_residual: float
-    solver_misfit: float
-    solver_products: int
+    solves: Tensor
 
 
 class Part(NamedTuple):
@@ -247,10 +311,10 @@ class Part(NamedTuple):
             self.seed,
             batch=len(self.members),
             advance=advance,
-            keeper=keeper,
+            keeper=None if keeper is None else Counted(keeper, guidance),
             name=self.name,
         )
-        return Drawn(z, guidance.residual, guidance.misfit, guidance.products)
+        return Drawn(z, solves(guidance))
 
 
 # ---------------------------------------------------------------- several processes
@@ -263,7 +327,7 @@ def apart(
     advance: Callable[[], None],
     folder: Path | None,
     key: dict[str, Any],
-) -> Iterator[Drawn]:
+) -> Generator[Drawn]:
     r"""Draws parts in processes of their own, each with its share of the threads, and gives them in
     order."""
     # not forked: threads and libraries that are running would be in an unknown state
@@ -279,6 +343,12 @@ def apart(
                 drain(steps, advance)
             yield future.result()
         drain(steps, advance)
+    except BaseException:
+        # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep
+        # their steps and end
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -313,7 +383,8 @@ def begin(posterior: Posterior, steps: Any, threads: int) -> None:
 
 def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
     r"""Draws a part in a process."""
-    return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
+    with terminable():
+        return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
 
 
 def drawn_part(

@@ -7,7 +7,7 @@ Guidance bends the denoiser's mean :math:`\hat{z} = d(z_t)` towards observations
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +41,13 @@ class Guidance:
         #: The largest relative residual a solve was left with, the largest at noise levels up to
         #: :data:`CLOSE`, where it is decided how observations fit, and the number of products.
         self.residual, self.misfit, self.products = 0.0, 0.0, 0
+
+    def recall(self, counts: Sequence[float]) -> None:
+        r"""Goes on from what was counted before: residual, misfit and products, none of which grows
+        less."""
+        residual, misfit, products = counts
+        self.residual, self.misfit = max(self.residual, residual), max(self.misfit, misfit)
+        self.products = max(self.products, int(products))
 
     def __call__(
         self,
