@@ -125,7 +125,7 @@ def simulate(
         typer.Option(help="The first member's first year; others follow in years of their own."),
     ] = 2021,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other trajectories.")] = 0,
-    every: Annotated[int, typer.Option(min=1, help="Hours between states; divides 24.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Hours between states.")] = 1,
     stretch: Annotated[
         int | None, typer.Option(min=1, help="Store this many hours out of every EACH days only.")
     ] = None,

@@ -45,7 +45,7 @@ def test_no_two_years_share_a_trajectory():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 5}, "every must divide 24"),
+        ({"every": 7}, "every must divide the 120 hours"),
         ({"members": 0}, "members must be at least 1"),
         ({"members": 300, "first_year": 2000}, "2000–2299"),
         ({"stretch": 48}, "stretch and each go together"),
@@ -139,6 +139,7 @@ def expected(plan):
     [
         {"members": 2, "days": 10, "every": 6},
         {"members": 2, "days": 3, "every": 3},
+        {"members": 2, "days": 10, "every": 10},
         {"members": 1, "days": 12, "stretch": 30, "each": 6, "held_out": 1},
         {"members": 2, "days": 10, "stretch": 48, "each": 10, "every": 4},
     ],

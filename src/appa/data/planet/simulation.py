@@ -56,7 +56,8 @@ class Plan:
         first_year: The first member's first year; the next member begins in the year after its
             last, and so on.
         seed: Members of another seed, or of another year, are other trajectories.
-        every: Hours between states.
+        every: Hours between states. Where it does not divide a day, states are of more hours of
+            the day than otherwise: 10 gives every second, 8 the same three.
         spin_up: Days thrown away before the first state; weather takes about 90 to
             develop, the stratosphere longer.
         diurnal: Whether the sun rises and sets, see :mod:`appa.data.planet.sun`.
@@ -88,9 +89,12 @@ class Plan:
         ):
             if getattr(self, name) < low:
                 raise DataError(f"{name} must be at least {low}; found {getattr(self, name)}")
-        if 24 % self.every:
-            raise DataError(f"every must divide 24 hours; found {self.every}")
         self._check_stretches()
+        if self.stretch is None and self.stored % self.every:
+            raise DataError(
+                f"every must divide the {self.stored} hours that are simulated at once; found "
+                f"{self.every}"
+            )
         self._check_years()
 
     def _check_stretches(self) -> None:
