@@ -102,6 +102,13 @@ def test_halo_has_a_seam_of_bounded_error():
     assert open_ended[..., :4].square().mean().sqrt() / y.std() > seam
 
 
+@pytest.mark.parametrize("longitude", ["circular", "halo"])
+def test_states_on_another_grid(longitude):
+    r"""Convolutions would make latents of another size of them."""
+    with pytest.raises(ValueError, match=r"the autoencoder's grid is \(8, 16\)"):
+        autoencoder((8, 16), longitude).encode(states((16, 32)))
+
+
 def test_mixed_precision_is_close():
     r"""Latents and reconstructions to a percent or two: bfloat16 rounds to 2⁻⁹ at each of twenty
     convolutions, and latents are perturbed by as much on purpose."""
