@@ -20,7 +20,8 @@ import torch
 import xarray as xr
 
 from appa.config import Config
-from appa.data.planet import open_planet
+from appa.data.planet import climatology, open_planet, statistics
+from appa.tasks.normals import with_normals
 
 __all__ = [
     "Report",
@@ -30,6 +31,7 @@ __all__ = [
     "measure",
     "peak",
     "planet_states",
+    "planet_statistics",
     "release",
     "write_json",
 ]
@@ -43,11 +45,22 @@ Rows = Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
 
 def planet_states(config: Config, hours: int | None = None) -> xr.Dataset:
     r"""The bundled planet at the nearest points of a configuration's grid, lazily."""
-    planet, grid = open_planet(), config.grid
+    return _nearest(open_planet(), config).isel(time=slice(hours))
+
+
+def planet_statistics(config: Config) -> xr.Dataset:
+    r"""The bundled planet's statistics, with normals where the autoencoder has any."""
+    stats = statistics()
+    if not config.autoencoder.normals:
+        return stats
+    return with_normals(config, stats, _nearest(climatology(), config))
+
+
+def _nearest(planet: xr.Dataset, config: Config) -> xr.Dataset:
+    grid = config.grid
     rows = np.abs(planet.latitude.values - grid.latitude[:, None]).argmin(axis=1)
     columns = np.abs(planet.longitude.values - grid.longitude[:, None]).argmin(axis=1)
     near = planet.isel(latitude=rows, longitude=columns).sel(level=list(config.data.levels))
-    near = near.isel(time=slice(hours))
     return near.assign_coords(
         latitude=("latitude", grid.latitude, planet.latitude.attrs),
         longitude=("longitude", grid.longitude, planet.longitude.attrs),

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from common import planet_states
+from common import planet_states, planet_statistics
 
 from appa.config import Config
-from appa.data.planet import statistics
 from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.folders import NORMALS, gather
+from appa.tasks.folders import gather
 from appa.tasks.precision import Precision
 from appa.training.distribution import Ranks
 from appa.training.options import Options
@@ -76,10 +75,7 @@ def _task(config: Config, network: str) -> Task:
             "latents_std": ("channel", np.ones(shape[0], np.float32)),
         }
         return DenoiserTask(config, xr.Dataset(found))
-    static = gather(statistics(), planet_states(config, 1))
-    if config.autoencoder.normals:
-        zeros = np.zeros(config.state_shape, np.float32)
-        static = static.assign({NORMALS: (("channel", "latitude", "longitude"), zeros)})
+    static = gather(planet_statistics(config), planet_states(config, 1))
     return AutoencoderTask(config, None, static)
 
 

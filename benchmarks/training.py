@@ -25,6 +25,7 @@ import argparse
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,10 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from common import machine, peak, planet_states, write_json
+from common import machine, peak, planet_states, planet_statistics, write_json
 
 from appa.config import Config, load_config
 from appa.data.clock import clock_features
-from appa.data.planet import statistics
 from appa.data.stores import open_store
 from appa.data.writing import COORDINATES, StoreWriter, make_template
 from appa.progress import progress
@@ -135,7 +135,8 @@ def measure(
         torch.manual_seed(0)
         path = folder / ("states.zarr" if network == "autoencoder" else "latents.zarr")
         if network == "autoencoder":
-            task: Task = AutoencoderTask(config, path, gather(statistics(), open_store(path)))
+            stats = gather(planet_statistics(config), open_store(path))
+            task: Task = AutoencoderTask(config, path, stats)
         else:
             task = DenoiserTask(config, path)
         options = Options(
@@ -188,7 +189,7 @@ def settings(config: Config, network: str, batch: int | None, plain: bool) -> Co
     return config.model_copy(update={"training": training})
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--preset", default="planet", help="a configuration")
     parser.add_argument("--minutes", type=float, default=2.0, help="in all, about")
@@ -199,7 +200,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
 
     cases = [(network, way) for network in arguments.networks for way in arguments.ways]
     seconds = 60 * arguments.minutes / (len(cases) * arguments.rounds) / 2  # half prepares

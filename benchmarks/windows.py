@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 from azula.linalg.solve import gmres
-from common import planet_states
+from common import planet_states, planet_statistics
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,7 +37,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import appa
 from appa.config import Config, load_config
 from appa.data.clock import clock_features
-from appa.data.planet import statistics
 from appa.data.variables import VARIABLES
 from appa.diffusion.guidance.mmps import MMPS
 from appa.diffusion.trajectory import TrajectoryDenoiser
@@ -46,7 +45,7 @@ from appa.observations.operators import HourOperator
 from appa.observations.parts import Linear
 from appa.observations.stencils import Gather, StateSpace, Stencils
 from appa.tasks.building import build_autoencoder, build_denoiser
-from appa.tasks.folders import NORMALS, gather
+from appa.tasks.folders import gather
 from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.model import Model
 from appa.tasks.precision import Precision
@@ -85,10 +84,7 @@ class World:
         with torch.device(device):
             networks = build_autoencoder(config), build_denoiser(config)
         mean, std = torch.zeros(latents[0], device=device), torch.ones(latents[0], device=device)
-        static = gather(statistics(), planet_states(config, 1))
-        if config.autoencoder.normals:
-            zeros = np.zeros(config.state_shape, np.float32)
-            static = static.assign({NORMALS: (("channel", "latitude", "longitude"), zeros)})
+        static = gather(planet_statistics(config), planet_states(config, 1))
         self.model = Model(config, *networks, mean, std, static, "benchmark")
         for parameter in self.model.denoiser.parameters():  # the last layer is zero when fresh
             parameter.data.add_(0.02 * torch.randn_like(parameter))

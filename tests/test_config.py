@@ -233,6 +233,17 @@ MISTAKES = [
         "autoencoder.hiden_channels: unknown key; did you mean 'hidden_channels'?",
     ),
     ("windw", 24, "windw: unknown key; did you mean 'window'?"),
+    ("denoiser.modulation", 15, "denoiser.modulation: found 15, expected an even number, e.g. 16"),
+    (
+        "autoencoder.hidden_channels",
+        [8, 1, 8, 8],
+        "autoencoder.hidden_channels: found [8, 1, 8, 8], expected 2 or more at each level",
+    ),
+    (
+        "autoencoder.decoder_channels",
+        [8, 8, 8, 1],
+        "autoencoder.decoder_channels: found [8, 8, 8, 1], expected 2 or more at each level",
+    ),
     ("training.denoiser.stepz", 1, "did you mean 'steps'?"),
     ("latent_channels", 3, "latent_channels: unknown key; it belongs under autoencoder"),
     ("data.grid.zzz", 3, "data.grid.zzz: unknown key; known: kind, latitudes, longitudes"),

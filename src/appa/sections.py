@@ -170,6 +170,16 @@ class Autoencoder(Section):
             value = (value,)
         return value * levels if isinstance(value, list | tuple) and len(value) == 1 else value
 
+    @check("hidden_channels", "decoder_channels")
+    @classmethod
+    def _more_than_one(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if 1 in widths:
+            raise ValueError(
+                f"found {show(widths)}, expected 2 or more at each level (blocks normalize over "
+                "channels, of which one alone has no variance)"
+            )
+        return widths
+
     @check("blocks", "decoder_blocks", "decoder_channels")
     @classmethod
     def _as_many(cls, value: tuple[int, ...], info: Info) -> tuple[int, ...]:
@@ -192,6 +202,16 @@ class Denoiser(Section):
     heads: Count
     modulation: Count = 256
     patch: Count = 2
+
+    @check("modulation")
+    @classmethod
+    def _in_pairs(cls, modulation: int) -> int:
+        if modulation % 2:
+            raise ValueError(
+                f"found {modulation}, expected an even number, e.g. {modulation + 1} (noise levels "
+                "are sines and cosines)"
+            )
+        return modulation
 
     @check("heads")
     @classmethod

@@ -146,6 +146,7 @@ def test_what_is_said(folder, model):
     assert f"denoiser: {parameters:,} parameters, windows of 4 latents 4 × 6 × 12\n" in said
     assert "data: 48 hours of the training split in " in said  # two days of four
     assert "updates: 4 of 4 = 2 at once × 2 accumulated × 1 rank, with adam\n" in said
+    assert "statistics: of latents, those in " in said
     assert f"writes to {model}\n" in said
     assert f"{model / 'denoiser.safetensors'} is complete after 4 updates; validation: loss" in said
     assert "going on" not in said

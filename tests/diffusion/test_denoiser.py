@@ -115,3 +115,47 @@ def test_dates_in_any_form_are_the_same_clock():
     assert clock[0, 0].tolist() == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="3 dates for windows of 4"):
         as_clock(dates, torch.zeros(2, 4, 1, 1, 1))
+
+
+# What cannot be meant
+
+
+def test_noise_levels_in_any_of_their_shapes():
+    d, z_t = denoiser(6), torch.ones(2, 6, 1, 1, 1, dtype=torch.float64)
+    sigma = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    expected = d(z_t, sigma, hours(6))
+    assert torch.equal(d(z_t, sigma.view(2, 1, 1, 1, 1), hours(6)), expected)
+    assert torch.equal(d(z_t, 0.5, hours(6))[0], expected[0])
+    mapped = torch.func.vmap(lambda s: d(z_t[:1], s, hours(6))[0])(sigma)
+    assert torch.allclose(mapped, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "told"),
+    [
+        (0.0, "sigma_t is 0, expected noise levels above 0"),
+        (torch.tensor([1.0, -1.0]), "sigma_t is -1"),
+        (torch.tensor([1.0, torch.nan]), "sigma_t is nan"),
+        (torch.ones(3), r"sigma_t has shape \(3,\), expected \(\), \(2,\) or \(2, 1, 1, 1, 1\)"),
+        (torch.ones(2, 6, 1, 1, 1), r"sigma_t has shape \(2, 6, 1, 1, 1\)"),
+    ],
+)
+def test_noise_levels_that_are_none(sigma, told):
+    with pytest.raises(ValueError, match=told):
+        denoiser(6)(torch.ones(2, 6, 1, 1, 1), sigma, hours(6))
+
+
+def test_the_authors_dates_as_floats_are_no_clock():
+    dates = torch.tensor([[2021, 3, 21, hour] for hour in range(6)])
+    z = torch.ones(2, 6, 1, 1, 1)
+    assert as_clock(dates, z).abs().max() <= 1
+    with pytest.raises(ValueError, match=r"found 2021; give .* as integers: dates.long\(\)"):
+        as_clock(dates.float(), z)
+    with pytest.raises(ValueError, match=r"the clock has shape \(6, 3\)"):
+        as_clock(torch.zeros(6, 3), z)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 1, 1, 1), (6, 1, 1, 1), (2, 6, 1, 1, 2)])
+def test_windows_of_other_shapes(shape):
+    with pytest.raises(ValueError, match=r"expected windows .* = \(B, 6, 1, 1, 1\)"):
+        denoiser(6)(torch.ones(shape), 1.0, hours(6))

@@ -65,6 +65,20 @@ def test_autoencoder(model, expected):
         agree(model.autoencoder.decode(expected["ae.latent"]), expected["ae.decoded"])
 
 
+def test_the_seam_of_the_halo(model, expected):
+    r"""Of a state rotated by a latent's width: in deviations of reconstructions the error is half
+    at the seam, whose weights are random and see all of the halo and more, and falls off to 0.03
+    on the other side of the globe."""
+    ae, x = model.autoencoder, expected["ae.state"]
+    with torch.no_grad():
+        y, turned = ae(x), ae(torch.roll(x, 8, dims=-1))
+    error = torch.roll(turned, -8, dims=-1) - y
+    columns = error.square().mean((0, 1, 2)).sqrt() / y.std()
+    seam, opposite = torch.cat((columns[:8], columns[-8:])), columns[30:42]
+    assert 0.3 < seam.square().mean().sqrt() < 0.5
+    assert opposite.square().mean().sqrt() < 0.03
+
+
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 50.0])
 def test_denoiser(model, expected, sigma):
     r"""With dates as the authors' integers, and as hours, one level a window or one for all."""
@@ -205,6 +219,13 @@ def test_statistics_name_channels(run, tmp_path):
         import_official(run, tmp_path / "more", statistics=tmp_path / "more.zarr")
 
 
+def test_statistics_without_levels(run, tmp_path):
+    stats = statistics([500]).isel(level=0, drop=True)
+    stats.to_zarr(tmp_path / "stats.zarr", zarr_format=2)
+    with pytest.raises(ModelError, match="temperature and others without a coordinate level"):
+        import_official(run, tmp_path / "out", statistics=tmp_path / "stats.zarr")
+
+
 def test_tensors_tell_the_channels_of_latents(run, tmp_path, expected):
     r"""A published configuration has another number than its weights."""
     change(run / DUMP / "ae" / "config.yaml", "ae", lat_channels=3, latent_shape=[5, 11, 3])
@@ -293,6 +314,23 @@ def test_weights_that_are_not_finite(run):
     refused(run, f"{name} is not finite")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda name, t: {name: t.to_sparse()}, "{name} is sparse"),
+        (lambda name, t: {name: t.to("meta")}, "{name} has a shape and no values"),
+        (lambda name, t: {name: t.to(torch.complex64)}, "{name} holds complex64"),
+        (lambda name, t: {7: t}, "a tensor is named 7"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_tensors_that_are_no_weights(run, change, told):
+    path, name = run / FILES[0], "encoder.descent.0.0.weight"
+    weights = torch.load(path, weights_only=True)
+    torch.save(weights | change(name, weights[name]), path)
+    refused(run, told.format(name=name) + ", expected real numbers by name")
+
+
 class Planted:
     r"""What a pickle with code in it looks like: reading it the usual way makes a file."""
 
@@ -360,6 +398,12 @@ def test_settings_that_are_not_the_published_ones(run, file, section, values, ma
     path = run / (LAP if file == "lap" else f"{DUMP}/ae") / "config.yaml"
     change(path, section, **values)
     refused(run, match)
+
+
+@pytest.mark.parametrize("value", ["24", None, [6], 1, 6.0])
+def test_windows_that_are_no_number(run, value):
+    change(run / LAP / "config.yaml", "train", blanket_size=value)
+    refused(run, r"train.blanket_size is .*, expected hours of a window")
 
 
 def test_settings_that_are_not_there(run):

@@ -65,10 +65,11 @@ def test_it_keeps_states(model, truth):
     assert np.mean(errors) <= 0.11
 
     expected = climatology.evaluate(planet.climatology(), truth["time"].values)
-    for name, level in (("temperature", 850), ("geopotential", 500)):
-        names = [(channel.variable, channel.level) for channel in model.config.channels]
+    names = [(channel.variable, channel.level) for channel in model.config.channels]
+    for name, level in (("temperature", 850), ("geopotential", 500), ("2m_temperature", None)):
         c = names.index((name, level))
-        weather = rmse(expected[name].sel(level=level), truth[name].sel(level=level), SPACE)
+        fields = expected[name], truth[name]
+        weather = rmse(*(f if level is None else f.sel(level=level) for f in fields), SPACE)
         assert errors[c] * float(units[c]) <= 0.35 * float(weather.mean())
 
 

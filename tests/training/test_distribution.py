@@ -12,6 +12,7 @@ import torch
 
 from appa.errors import AppaError
 from appa.training.distribution import Ranks, distributed, replicate
+from appa.training.interruptions import Together
 
 from ..processes import ranks
 from . import small
@@ -141,9 +142,39 @@ def test_alone():
     with distributed("cpu") as ranks:
         assert (ranks.rank, ranks.world, ranks.device.type) == (0, 1, "cpu")
         assert ranks.main
-        assert ranks.any(True)
+        assert ranks.largest(1.0, -2.5) == [1.0, -2.5]
         x = torch.arange(3.0)
         assert torch.equal(ranks.mean(x), x)
+
+
+class Many(Ranks):
+    r"""Two ranks in one process: the other takes `seconds` for an update, and is never asked."""
+
+    def largest(self, *values):
+        stop, took = values
+        return [stop, max(took, self.seconds)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked_at"),
+    [
+        (0.0, [1, 11, 21]),  # quick updates: every tenth
+        (0.3, [1, 4, 7, 10, 13, 16, 19, 22]),
+        (20.0, list(range(1, 23))),  # at 0.25°: a stop is noticed at the next
+    ],
+)
+def test_when_ranks_ask_each_other(monkeypatch, seconds, asked_at):
+    r"""By the slowest of them, about every second, and after ten updates at most."""
+    found = []
+    ranks = Many(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(Many, "seconds", seconds, raising=False)
+    monkeypatch.setattr("appa.training.interruptions.time.perf_counter", lambda: 0.0)
+    together = Together(ranks, 0)
+    for step in range(1, 23):
+        if together(step, True):
+            found.append(step)
+    assert found == asked_at
+    assert Together(Ranks(0, 1, torch.device("cpu")), 0)(1, True)  # alone, at every update
 
 
 def test_devices_that_are_not_there():

@@ -162,7 +162,81 @@ def test_wandb_is_imported_only_if_asked(tmp_path):
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
+class Run:
+    r"""What stands in for a run of Weights & Biases: it keeps what it is told."""
+
+    def __init__(self, **options):
+        self.options, self.told, self.metrics, self.finished = options, [], {}, False
+
+    def define_metric(self, name, step_metric=None):
+        self.metrics[name] = step_metric
+
+    def log(self, values):
+        assert not self.finished
+        self.told.append(values)
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    r"""The runs begun with a module in place of `wandb`, which has the calls that are made."""
+    from types import ModuleType
+
+    begun: list[Run] = []
+
+    def init(**options):
+        begun.append(Run(**options))
+        return begun[-1]
+
+    module = ModuleType("wandb")
+    monkeypatch.setattr(module, "init", init, raising=False)
+    monkeypatch.setattr(module, "Image", lambda path: ("image", path), raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return begun
+
+
+def test_wandb_is_told(tmp_path, runs):
+    from matplotlib.figure import Figure
+
+    with Logs(tmp_path, "wandb", config=load_config("planet")) as logs:
+        logs.scalars(5, {"loss": torch.tensor(0.5), "rate": 2})
+        path = logs.figure(5, "reconstruction", Figure(figsize=(1, 1), dpi=20))
+    (run,) = runs
+    assert (run.options["project"], run.options["dir"]) == ("appa", str(tmp_path))
+    assert run.options["config"]["autoencoder"]["latent_channels"] == 72
+    assert run.told == [
+        {"step": 5, "loss": 0.5, "rate": 2.0},
+        {"step": 5, "reconstruction": ("image", str(path))},
+    ]
+    # its own count goes up with every call: curves are drawn over ours
+    assert run.metrics == {"step": None, "*": "step"}
+    assert run.finished
+    assert entries(tmp_path)[0]["loss"] == 0.5  # beside it, as ever
+
+
+def test_wandb_goes_on_under_the_same_name(tmp_path, runs, monkeypatch):
+    with Logs(tmp_path, "wandb") as logs:
+        logs.scalars(1, {"loss": 1.0})
+    with Logs(tmp_path, "wandb", resume_step=1) as logs:
+        logs.scalars(2, {"loss": 0.5})
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    Logs(tmp_path, "wandb").close()  # begins anew
+    first, again, anew = (run.options for run in runs)
+    assert first["id"] == again["id"] != anew["id"]
+    assert all(options["resume"] == "allow" for options in (first, again, anew))
+    assert (again["project"], anew["project"]) == ("appa", "mine")
+    assert [run.told for run in runs[:2]] == [
+        [{"step": 1, "loss": 1.0}],
+        [{"step": 2, "loss": 0.5}],
+    ]
+    assert all(run.finished for run in runs)
+
+
 def test_wandb_offline(tmp_path, monkeypatch):
+    r"""The package itself, where it is installed."""
     pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Logs(tmp_path, "wandb", config={"a": 1}) as logs:

@@ -161,6 +161,11 @@ def test_more_updates_are_an_explicit_choice(store, folder, capsys):
     assert read_config(run).training.autoencoder.steps == 5
 
 
+def test_fewer_updates_than_were_done_are_refused(store, straight):
+    with pytest.raises(TrainingError, match=r"at step 14, beyond --steps 5: .*give 14 or more"):
+        autoencoder(store, straight, steps=5)
+
+
 def test_weights_without_a_checkpoint_are_kept(store, straight, tmp_path):
     run = tmp_path / "model"
     run.mkdir()

@@ -2,6 +2,7 @@ r"""What one rank of several does in the tests."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def weights(trainer: Trainer) -> dict[str, Any]:
 
 
 def main(folder: Path, out: Path) -> None:
+    # every rank would tell the user of it
+    warnings.filterwarnings("error", message="FSDP2-wrapped module", category=UserWarning)
     with distributed("cpu") as ranks:
         found = {}
         for case in CASES:

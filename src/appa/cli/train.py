@@ -125,7 +125,7 @@ def autoencoder(
         Path | None,
         typer.Option(
             help="Statistics of states (appa data statistics); by default those in RUN, else the "
-            "bundled ones on the planet's grid, else those of the training split are computed."
+            "bundled ones of a simulated planet, else those of the training split are computed."
         ),
     ] = None,
     steps: StepsOption = None,

@@ -35,6 +35,7 @@ from .schedule import RectifiedSchedule
 __all__ = ["Denoiser", "as_clock"]
 
 CENTRE = 10.0  # the level at which noise is understated most
+YEAR = 100.0  # no clock is as large, and no year of interest as small
 
 
 class Denoiser(nn.Module):
@@ -60,16 +61,21 @@ class Denoiser(nn.Module):
         r"""
         Arguments:
             z_t: Noisy windows, with shape :math:`(B, W, C, H, W')`.
-            sigma_t: Their noise levels :math:`\sigma_t`, with shape :math:`()` or :math:`(B)`.
+            sigma_t: Their noise levels :math:`\sigma_t > 0`, with shape :math:`()`, :math:`(B)` or
+                :math:`(B, 1, 1, 1, 1)`.
             dates: Their hours, see :func:`as_clock`.
             exactly: Whether noise is not understated.
 
         Returns:
             The means :math:`d_\phi(z_t)`, with shape :math:`(B, W, C, H, W')`.
         """
-        # in half precision, the square of a large noise level is infinite
-        dtype = torch.promote_types(z_t.dtype, torch.float32)
-        sigma_t = torch.as_tensor(sigma_t, dtype=dtype, device=z_t.device).expand(z_t.shape[0])
+        expected = (self.window, *self.latent_shape)
+        if z_t.ndim != 5 or z_t.shape[1:] != expected:
+            raise ValueError(
+                f"z_t has shape {tuple(z_t.shape)}, expected windows (B, W, C, H, W') = "
+                f"(B, {', '.join(map(str, expected))}); longer trajectories are composed of windows"
+            )
+        sigma_t = _levels(sigma_t, z_t)
         if self.understated and not exactly:
             bump = torch.exp(-torch.log(sigma_t / CENTRE).square() / 2)
             sigma_t = sigma_t * (1 - self.understated * bump)
@@ -98,6 +104,33 @@ class Denoiser(nn.Module):
         return (error * torch.sqrt(1 / (s * s) + 1)).square().flatten(1).mean(dim=1)
 
 
+def _levels(sigma_t: Tensor | float, z_t: Tensor) -> Tensor:
+    r"""The noise level of each window, with shape :math:`(B)`."""
+    # Values are looked at where they are on the host: a device would have to be waited for.
+    if not isinstance(sigma_t, Tensor) or _on_host(sigma_t):
+        least = float(sigma_t.min() if isinstance(sigma_t, Tensor) else sigma_t)
+        if not least > 0:
+            raise ValueError(f"sigma_t is {least:g}, expected noise levels above 0")
+    # in half precision, the square of a large noise level is infinite
+    dtype = torch.promote_types(z_t.dtype, torch.float32)
+    sigma_t = torch.as_tensor(sigma_t, dtype=dtype, device=z_t.device)
+    size = z_t.shape[0]
+    if sigma_t.ndim > 1 and sigma_t.shape[1:].numel() == 1:
+        sigma_t = sigma_t.flatten()
+    if sigma_t.ndim > 1 or sigma_t.numel() not in (1, size):
+        raise ValueError(
+            f"sigma_t has shape {tuple(sigma_t.shape)}, expected (), ({size},) or "
+            f"({size}, 1, 1, 1, 1) for {size} windows"
+        )
+    return sigma_t.expand(size)
+
+
+def _on_host(x: Tensor) -> bool:
+    # what is compiled, or mapped over, has no values to look at
+    mapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+    return x.device.type == "cpu" and not mapped and not torch.compiler.is_compiling()
+
+
 def as_clock(dates: Any, z: Tensor) -> Tensor:
     r"""The clock of windows, as the network takes it.
 
@@ -114,7 +147,14 @@ def as_clock(dates: Any, z: Tensor) -> Tensor:
         if isinstance(dates, Tensor):
             dates = dates.cpu().numpy()
         dates = torch.from_numpy(clock_features(dates))
+    elif _on_host(dates) and (most := float(dates.abs().max())) > YEAR:
+        raise ValueError(
+            f"dates in floating point are the clock, sines and cosines, found {most:g}; give "
+            "(year, month, day, hour) as integers: dates.long()"
+        )
     clock = dates.to(z)
+    if clock.ndim < 2 or clock.shape[-1] != 4:
+        raise ValueError(f"the clock has shape {tuple(clock.shape)}, expected (W, 4) or (B, W, 4)")
     if clock.shape[-2] != z.shape[1]:
         raise ValueError(f"{clock.shape[-2]} dates for windows of {z.shape[1]} hours")
     return clock.expand(z.shape[0], -1, -1)

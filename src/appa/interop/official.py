@@ -248,9 +248,9 @@ def _config(files: Files, weights: Tensors, stats: xr.Dataset | None) -> Config:
     if patch[1:] != [1, 1]:
         raise vit.wrong("patch_size", "patches of hours, [2, 1, 1]")
     window = train["blanket_size"]
-    past = min(12, window // 2)
     if type(window) is not int or window < 2:
-        raise train.wrong("blanket_size", "hours of a window")
+        raise train.wrong("blanket_size", "hours of a window, a whole number,")
+    past = min(12, window // 2)
 
     base = load_config(BASE).model_dump()
     values = base | {
@@ -302,6 +302,12 @@ def _channels(ae: Settings, stats: xr.Dataset | None) -> dict[str, Any]:
         return {"unnamed": count}
     surface = tuple(name for name in SURFACE if name in stats)
     atmospheric = tuple(name for name in ATMOSPHERIC if name in stats)
+    if atmospheric and "level" not in stats.coords:
+        raise ModelError(
+            f"the statistics have {atmospheric[0]} and others without a coordinate level, so that "
+            "nobody knows what their channels are; give the statistics the autoencoder was trained "
+            "with, or none"
+        )
     levels = tuple(stats["level"].values.tolist()) if atmospheric else ()
     if len(surface) + len(atmospheric) * len(levels) != count:
         raise ModelError(

@@ -50,7 +50,26 @@ def read_tensors(path: Path) -> Tensors:
             f"{path} holds {type(tensors).__name__}, expected tensors by name; "
             "is it the right file?"
         )
+    for name, tensor in tensors.items():
+        if fault := _fault(name, tensor):
+            raise ModelError(
+                f"{path}: {fault}, expected real numbers by name; get the file anew from its "
+                "authors, or save its state_dict()"
+            )
     return dict(tensors)
+
+
+def _fault(name: object, tensor: Tensor) -> str | None:
+    r"""What is wrong with a tensor that is no weight of any network here, if anything."""
+    if not isinstance(name, str):
+        return f"a tensor is named {name!r}"
+    if tensor.is_meta:
+        return f"{name} has a shape and no values"
+    if tensor.layout != torch.strided:
+        return f"{name} is sparse"
+    if tensor.is_complex() or tensor.is_quantized:
+        return f"{name} holds {tensor.dtype}".replace("torch.", "")
+    return None
 
 
 def autoencoder_names(blocks: Sequence[int], decoder_blocks: Sequence[int]) -> Names:

@@ -232,6 +232,10 @@ class Autoencoder(nn.Module):
         Returns:
             Their latents :math:`E_\psi(x)`, with shape :math:`(B, c, h, w)`.
         """
+        if x.shape[-2:] != self.shape:  # convolutions would take any
+            raise ValueError(
+                f"states have shape {tuple(x.shape)}, but the autoencoder's grid is {self.shape}"
+            )
         top, bottom, left, right = self.padding
         if left or right:
             x = F.pad(x, (left, right, 0, 0), mode="circular")

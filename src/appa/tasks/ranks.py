@@ -68,13 +68,13 @@ class Ranks:
             x /= self.world
         return x
 
-    def any(self, flag: bool) -> bool:
-        r"""Whether a flag is set on any rank."""
+    def largest(self, *values: float) -> list[float]:
+        r"""The largest of each value over ranks."""
         if self.world == 1:
-            return flag
-        x = torch.tensor(float(flag), device=self.device)
+            return list(values)
+        x = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(x, op=dist.ReduceOp.MAX)
-        return bool(x.item())
+        return x.tolist()
 
     def first(self, function: Callable[[], Any]) -> Any:
         r"""What a function gives on the first rank, or the error it raises there, on all.

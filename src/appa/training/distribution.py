@@ -12,6 +12,7 @@ when they are loaded, by any number of ranks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
@@ -52,6 +53,10 @@ def shard(ranks: Ranks, network: nn.Module, units: Sequence[nn.Module]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # A reconstruction is a view, without the grid's margins. It would be wrong to change it in
+    # place, which nobody does; a copy would take memory, and every rank would warn of it.
+    told = "FSDP2-wrapped module .* returned a view tensor"
+    warnings.filterwarnings("ignore", message=told, category=UserWarning)
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
     for unit in units:
         fully_shard(unit, mesh=mesh)

@@ -14,26 +14,13 @@ import torch
 import xarray as xr
 
 from ..config import Config, load_config
-from ..data import climatology as climate
-from ..data import statistics as state_statistics
 from ..data.sources import open_source
 from ..data.stores import open_store
 from ..errors import DataError
-from ..tasks.folders import (
-    AUTOENCODER,
-    NORMALS,
-    STATISTICS,
-    check_grid,
-    digest,
-    gather,
-    load_statistics,
-    read_config,
-    read_weights,
-    write_statistics,
-)
-from ..tasks.normals import with_normals
+from ..tasks.folders import AUTOENCODER, check_grid, digest, read_config, read_weights
 from .distribution import Ranks, distributed
 from .options import Options, Outcome, TrainingError
+from .scales import find_statistics
 from .tasks import AutoencoderTask, DenoiserTask, Task, named
 from .trainer import Trainer
 
@@ -58,8 +45,8 @@ def train_autoencoder(
         data: The store.
         out: The run folder.
         statistics: The statistics of the states, or a file of them. By default those in the run
-            folder; else the bundled ones on the planet's grid; else those of the training years
-            are computed.
+            folder; else the bundled ones, where the store says that it is the simulated planet;
+            else those of the training years are computed.
         steps: The number of updates, instead of the configuration's.
         checkpointing: Whether activations are computed again instead of kept.
         device: `cpu` or `cuda`. By default, CUDA where there is a device.
@@ -74,8 +61,7 @@ def train_autoencoder(
     with distributed(device) as ranks:
         store = open_store(data)
         check_grid(store, config)
-        stats = gather(_statistics(config, store, out, statistics, ranks), store)
-        stats = _with_normals(config, stats, store, ranks)
+        stats = find_statistics(config, store, out, statistics, ranks)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
             task = AutoencoderTask(config, data, stats, checkpointing=checkpointing)
@@ -146,66 +132,6 @@ def _with_steps(
     section = getattr(config.training, name).model_copy(update={"steps": steps})
     training = config.training.model_copy(update={name: section})
     return config.model_copy(update={"training": training}), chosen
-
-
-def _statistics(
-    config: Config,
-    store: xr.Dataset,
-    out: Path,
-    given: str | Path | xr.Dataset | None,
-    ranks: Ranks,
-) -> xr.Dataset:
-    r"""The statistics of states: those given, known, or of the training years."""
-    file = out / STATISTICS
-    known = load_statistics(file) if ranks.first(file.exists) else None
-    if given is not None:
-        found = load_statistics(given) if isinstance(given, str | Path) else given
-        if known is not None and not _alike(known, found):
-            raise TrainingError(
-                f"{file} has other statistics than those given: the networks of {out} know states "
-                "standardized with the former; leave out --statistics, or choose another folder"
-            )
-        return found if known is None else known
-    if known is not None:
-        return known
-    if config.data.grid == load_config("planet").data.grid:
-        from ..data.planet import climatology, statistics
-
-        stats = statistics()
-        return with_normals(config, stats, climatology()) if config.autoencoder.normals else stats
-    period = config.data.splits.period("train")
-    names = (*config.data.surface, *config.data.atmospheric)
-    split = (period.start, period.stop)
-    ranks.first(
-        lambda: write_statistics(out, state_statistics.compute(store, variables=names, split=split))
-    )
-    return load_statistics(file)
-
-
-def _alike(a: xr.Dataset, b: xr.Dataset) -> bool:
-    r"""Whether means and deviations, and normals where both have them, are the same."""
-    names = [str(name) for name, var in a.data_vars.items() if "statistic" in var.dims]
-    names += [NORMALS] if NORMALS in a and NORMALS in b else []
-    a, b = (ds[[name for name in names if name in ds]].reset_coords(drop=True) for ds in (a, b))
-    if "level" in a.dims and "level" in b.dims:
-        b = b.sel(level=[level for level in a["level"].values if level in b["level"].values])
-    try:
-        xr.testing.assert_allclose(a, b, rtol=1e-6)
-    except AssertionError:
-        return False
-    return True
-
-
-def _with_normals(config: Config, stats: xr.Dataset, store: xr.Dataset, ranks: Ranks) -> xr.Dataset:
-    r"""Statistics with the normals beside them where the autoencoder has any: those known, or
-    those of the training years."""
-    if not config.autoencoder.normals or NORMALS in stats:
-        return stats
-    period = config.data.splits.period("train")
-    names = (*config.data.surface, *config.data.atmospheric)
-    split = (period.start, period.stop)
-    mean = ranks.first(lambda: climate.fit(store, 0, variables=names, split=split))
-    return with_normals(config, stats, mean)
 
 
 def _check_latents(run: Path, data: Any) -> None:

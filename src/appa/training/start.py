@@ -19,6 +19,7 @@ from ..tasks.folders import AUTOENCODER, ModelError, missing, read_config
 from .logs import KINDS, LogError
 from .loop import train_autoencoder, train_denoiser
 from .options import Options, Outcome, TrainingError, shares
+from .scales import origin
 
 __all__ = ["alone", "intentions", "start"]
 
@@ -99,6 +100,7 @@ def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> li
         config: Config = arguments["config"]
         settings, parameters = config.training.autoencoder, autoencoder_parameters(config)
         what = "states", config.state_shape
+        scales = origin(config, open_source(data), out, arguments.get("statistics"))
     else:
         config = read_config(out)
         if not (out / AUTOENCODER).is_file():
@@ -109,11 +111,13 @@ def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> li
             )
         settings, parameters = config.training.denoiser, denoiser_parameters(config)
         what = f"windows of {config.window} latents", config.latent_shape
+        scales = f"of latents, those in {data}"
     hours = _hours(config, data)
     micro, accumulation = shares(settings.batch_size, world, arguments.get("micro_batch"))
     return [
         f"{network}: {_count(parameters)} parameters, {what[0]} {' × '.join(map(str, what[1]))}",
         f"data: {hours:,} hours of the training split in {data}",
+        f"statistics: {scales}",
         f"updates: {arguments.get('steps') or settings.steps:,} of {settings.batch_size} = "
         f"{micro} at once × {accumulation} accumulated × {world} rank{'s' * (world > 1)}, with "
         f"{settings.optimizer}",

@@ -19,15 +19,13 @@ from ..progress import Progress, progress
 from ..tasks.folders import digest, fit, made_by, read_weights, write_weights
 from .checkpoints import Checkpoints
 from .distribution import Ranks, load, load_optimizer, optimizer_state, whole
-from .interruptions import interruptions
+from .interruptions import Together, interruptions
 from .logs import Logs
 from .options import Options, Outcome, TrainingError, differences
 from .tasks import Task
 from .updates import Updates
 
 __all__ = ["Trainer"]
-
-ASK_EVERY = 10  # updates between looks, of many ranks together, at whether one was interrupted
 
 
 class Trainer(Updates):
@@ -69,7 +67,7 @@ class Trainer(Updates):
         with shown as p, logs or nullcontext(), interruptions() as asked:
             if p is not None:
                 p.skip(begun)
-            clock = time.perf_counter()
+            told, clock = Together(self.ranks, begun), time.perf_counter()
             while self.step < steps and not stopped:
                 try:
                     self.advance()
@@ -77,9 +75,7 @@ class Trainer(Updates):
                     raise self._too_large(error) from error
                 if p is not None:
                     p.advance()
-                together = self.ranks.world > 1
-                if not together or self.step % ASK_EVERY == 0:
-                    stopped = self.ranks.any(bool(asked)) if together else bool(asked)
+                stopped = told(self.step, bool(asked))
                 last = self.step == steps or stopped
                 saves = last or self.step % options.every == 0
                 validates = batches is not None and (
@@ -237,6 +233,12 @@ class Trainer(Updates):
             told["autoencoder of the latents"] = (before[:12], now[:12])
         key = f"training.{self.task.name}.steps"
         steps = told.pop(key, None)
+        if self.options.stretch and self.settings.steps < step:
+            raise TrainingError(
+                f"{self.folder} holds a training that is at step {step}, beyond --steps "
+                f"{self.settings.steps}: updates are not undone; give {step} or more, or choose "
+                "another folder"
+            )
         if steps is not None and not self.options.stretch:
             told[key] = steps
         if told:

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["climatology", "open_planet", "statistics"]
+__all__ = ["climatology", "is_planet", "open_planet", "statistics"]
+
+TITLE = "A simulated planet in ERA5's schema"
+MODEL = "(SPEEDY physics, T31L8)"
 
 
 def open_planet(chunks: Mapping[str, int] | str | None = None) -> xr.Dataset:
@@ -26,6 +29,13 @@ def open_planet(chunks: Mapping[str, int] | str | None = None) -> xr.Dataset:
 
     ds = unpack(_bundled("planet.zarr.zip"))
     return ds if chunks is None else canonical_chunks(ds, chunks)
+
+
+def is_planet(ds: xr.Dataset) -> bool:
+    r"""Whether a store says that `appa data simulate` made it, or that it is the excerpt: those
+    whose climate the bundled statistics and climatology are of."""
+    source = str(ds.attrs.get("source", ""))
+    return ds.attrs.get("title") == TITLE and source.startswith("jcm ") and source.endswith(MODEL)
 
 
 def statistics() -> xr.Dataset:

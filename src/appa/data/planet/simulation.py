@@ -28,6 +28,7 @@ import numpy as np
 from ...errors import DataError, StoreError
 from ...progress import progress
 from ..variables import LEVELS, VARIABLES
+from . import MODEL, TITLE
 from .circulation import GRID, Circulation, Run
 
 if TYPE_CHECKING:
@@ -426,8 +427,8 @@ def _template(plan: Plan, static: dict[str, np.ndarray]) -> xr.Dataset:
         trajectory=np.repeat(years, len(times) // plan.trajectories),
     )
     template = template.assign_attrs(
-        title="A simulated planet in ERA5's schema",
-        source=f"jcm {version('jcm')} (SPEEDY physics, T31L8)",
+        title=TITLE,
+        source=f"jcm {version('jcm')} {MODEL}",
         Conventions="CF-1.11",
         plan=str(plan.described()),
     )
