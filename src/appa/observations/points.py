@@ -228,7 +228,7 @@ def _standard(
         said.append(None)
         if known is not None:
             target = observables.find(names[k]).units
-            said[k] = rules.units.get(names[k]) or raw_units[j] or implied
+            said[k] = str(rules.units.get(names[k]) or raw_units[j] or implied or "") or None
             used[k] = str(said[k] or target)
             try:
                 scale[k], offset[k] = conversion(used[k], target, names[k])

@@ -127,7 +127,7 @@ class Run:
                     bar.advance(steps)
                 else:
                     parts.append(Part(chunk, self.seed))
-            residual, misfit, products, interpolated = 0.0, 0.0, 0, 0.0
+            residual, misfit, products, interpolated, unused = 0.0, 0.0, 0, 0.0, 0
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
@@ -141,7 +141,8 @@ class Run:
                 residual = max(residual, result.solver_residual)
                 misfit = max(misfit, result.solver_misfit)
                 products += result.solver_products
-                interpolated = max(interpolated, 0.0 if r is None else r.left)
+                if r is not None:
+                    interpolated, unused = max(interpolated, r.left), r.unused
             self._tell(misfit)
             if interpolated > ENOUGH / 10:
                 warnings.warn(
@@ -150,12 +151,20 @@ class Run:
                     "may fit them less well than they should; thin them, e.g. --thin 200",
                     stacklevel=4,
                 )
+            if unused:
+                warnings.warn(
+                    f"{unused:,} observations are derived from whole fields, so that what the "
+                    "decoder lacks is drawn without them: analyses may not fit them as well as "
+                    "their errors say",
+                    stacklevel=4,
+                )
             if keeper is None or not keeper.resumed:  # of a run that went on, a part is not known
                 ensemble.attrs |= {
                     "solver_residual": residual,
                     "solver_residual_in_the_end": misfit,
                     "solver_products": products,
                     "residual_solver_residual": interpolated,
+                    "residual_unused": unused,
                 }
             finished = ensemble.finish()
             if keeper is not None:
