@@ -139,10 +139,14 @@ def test_duplicates_keep_the_nearest_or_the_first():
     minutes = [10, 50, 5, 5]  # 50 is of the hour after
     rows = [{"time": pd.Timestamp(f"2021-03-21T06:{m:02}")} for m in minutes]
     assert reasons(*rows) == ["duplicate", None, None, "duplicate"]
-    # other stations, places, variables or levels are no duplicates
+    # other places, variables or levels are no duplicates, a place under another name is
     up = {"variable": "temperature", "value": 260.0}
-    others = [{"station": "B"}, {"latitude": 50.1}, up | {"level": 850.0}, up | {"level": 700.0}]
-    assert reasons({}, *others) == [None] * 5
+    others = [{"latitude": 50.1}, up | {"level": 850.0}, up | {"level": 700.0}]
+    assert reasons({}, *others) == [None] * 4
+    assert reasons({"station": "06451"}, {"station": "EBBR", "latitude": 50.001}) == [
+        None,
+        "duplicate",
+    ]
     # one that is no good for another reason does not stand in the way of the second
     assert reasons({"error": 0.0}, {}) == ["no or non-positive error", None]
     # west of Greenwich or nearly round the world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,6 +47,23 @@ def registry():
     yield
     REGISTRY.clear()
     REGISTRY.update(before)
+
+
+def test_processes_can_be_sent_them():
+    r"""Each comes back as it was, and brightness temperatures weight the same air."""
+    for name, one in known().items():
+        assert pickle.loads(pickle.dumps(one)).inputs == one.inputs, name
+    n = len(LEVELS)
+    column = torch.linspace(220.0, 290.0, n, dtype=torch.float64)[None, :, None]
+    sea, ground, air = double(101_325.0)[None], double(0.0), double(288.0)[None]
+    options = {"pressure": PRESSURE, "ground": ground}
+    found = []
+    for channel in CHANNELS:
+        function = find(f"brightness_temperature_amsua_{channel}").function
+        again = pickle.loads(pickle.dumps(function))
+        found.append(float(again(column, sea, air, **options)))
+        assert found[-1] == float(function(column, sea, air, **options))
+    assert found == sorted(found, reverse=True)  # the higher a channel peaks, the colder
 
 
 # Wind

@@ -79,7 +79,7 @@ def test_times_become_utc():
         [noon, noon.astimezone(east), noon],
         pd.DatetimeIndex([noon] * 3).tz_convert("America/New_York"),
     ):
-        frame = long(time=time, station=["a", "b", "c"])
+        frame = long(time=time, latitude=[50.0, 51.0, 52.0])
         hours = read_observations(frame).points["hour"]
         assert hours.tolist() == [pd.Timestamp("2021-03-21T12")] * 3
     out = read_observations(long(time=["2021-03-21T12", "soon", ""]))
@@ -224,10 +224,9 @@ def test_a_model_without_levels():
     out = read_observations(pd.concat([long(), upper]), levels=())
     assert counts(out) == {"level missing or not within the model's": 3}
     assert out.variables == ["2m_temperature"]
-    both = read_observations([long(), fields()], levels=())
-    assert counts(both) == {
-        "level missing or not within the model's": int(fields()["temperature"].notnull().sum())
-    }
+    count = int(fields()["temperature"].notnull().sum())
+    with pytest.raises(DataError, match=f"source 2: no observation is left of {count:,} found"):
+        read_observations([long(), fields()], levels=())
 
 
 def test_errors_that_are_missing():
@@ -258,7 +257,7 @@ def test_files_are_read_alike(tmp_path):
         [
             long(station="0123"),
             long(station="NA", latitude=95.0),
-            long(station="x", value=["280", "M", "1e9"]),
+            long(station="x", latitude=51.0, value=["280", "M", "1e9"]),
             long(station="x", variable="2m_temprature"),
             long(station="0123"),
         ],
@@ -299,10 +298,48 @@ def test_strict_and_nothing_left():
     assert len(read_observations(long(), strict=True)) == 3
     with pytest.raises(DataError, match=r"(?s)no observation is left of 3.*impossible coordinates"):
         read_observations(long(latitude=99.0))
-    with pytest.raises(DataError, match="no observation is left of 0"):
+    with pytest.raises(DataError, match="the table: no observation is left of 0"):
         read_observations(long().head(0))
+    with pytest.raises(DataError, match="there is no source"):
+        read_observations([])
     with pytest.raises(DataError, match="found a tolerance of 'soon'; give one of 0 or more"):
         read_observations(long(), tolerance="soon")
+
+
+def test_nothing_left_of_one_source(tmp_path):
+    r"""Beside a good one it is named, with what became of its rows."""
+    far = long(latitude=99.0)
+    far.to_csv(tmp_path / "far.csv", index=False)
+    with pytest.raises(DataError, match=r"(?s)far\.csv: .*left of 3 found.*impossible coordinates"):
+        read_observations([long(), tmp_path / "far.csv"])
+    with pytest.raises(DataError, match=r"(?s)the table, source 2: .*left of 3 found"):
+        read_observations([long(), far])
+    empty = fields()
+    empty["temperature"] = empty["temperature"] * np.nan
+    with pytest.raises(DataError, match="the dataset, source 2: no observation is left of 0"):
+        read_observations([long(), empty])
+    assert len(read_observations([long(), long(latitude=51.0)])) == 6
+
+
+def test_humidity_as_a_fraction():
+    rows = long(variable="relative_humidity", level=850, value=[0.5, 0.6, 0.7], error=0.05)
+    with pytest.raises(DataError, match=r"cannot be %; they look like 1: say so with units="):
+        read_observations(rows)
+    given = read_observations(rows, units={"relative_humidity": "1"}).points
+    assert given["value"].to_numpy() == pytest.approx([50, 60, 70])
+    assert given["error"].to_numpy() == pytest.approx(5.0)
+    assert read_observations(rows.assign(units="%")).points["value"].max() == pytest.approx(0.7)
+
+
+def test_geopotential_of_a_single_level():
+    ds = fields(levels=(500,)).rename(temperature="z", temperature_error="z_error")
+    ds = ds.assign(z=ds["z"] + 54_000 - 250).isel(level=0)  # the level is a scalar now
+    found = read_observations(ds)
+    assert len(found) == int(ds["z"].notnull().sum())
+    assert found.gridded["level"].values.tolist() == [500]
+    # without a level it is the ground's, and is told of
+    both = fields().assign(z=ds["z"].drop_vars("level"))
+    assert read_observations(both).notes == ("the dataset: not used: 'z', which has no level",)
 
 
 def test_what_cannot_be_read(tmp_path):

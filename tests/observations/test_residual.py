@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import block_diag
 from scipy.special import eval_legendre
 
 from appa.data.grids import Grid
 from appa.errors import DataError
 from appa.observations.errors import WindowCovariance
 from appa.observations.harmonics import Correlated, Harmonics
+from appa.observations.mixing import slopes_of
 from appa.observations.representation import Representation, estimate
 from appa.observations.residual import ResidualSampler
 
@@ -195,23 +197,102 @@ def test_land_has_no_r():
     assert float(r[0, 0, 0, 2, 2]) == pytest.approx(30 * 0.001 / 2, rel=2e-3)
 
 
-def test_others_do_not_move_r():
-    grid = Grid("equiangular-cells", 5, 8)
-    space = make_space(grid, (U10, V10), ("temperature",), (500, 850), std=2.0)
-    rep = Representation.of(grid, space.standardizer.channels, 0.1, MEMORY, 2500.0)
+def mixing_case():
+    r"""Winds, temperatures on two levels and between, and wind speeds, over two hours."""
+    grid, hours = Grid("equiangular-cells", 5, 8), 2
+    space = make_space(grid, (T2M, U10, V10), ("temperature",), (500, 850), std=2.0)
+    std = np.linspace(0.05, 0.2, 5)[:, None, None] * np.ones((5, *grid.shape))
+    rep = Representation.of(grid, space.standardizer.channels, std, MEMORY, 2500.0)
     rows = [
-        (0, "10m_wind_speed", np.nan, 20, 33, 0.1),
-        (0, "temperature", 700, 20, 33, 0.1),
-        (0, "temperature", 850, 20, 33, 0.1),
+        (t, name, level, *place, error)
+        for t, place in ((0, (20, 33)), (1, (20, 33)), (1, (-30, 300)))
+        for name, level, error in (
+            ("10m_wind_speed", np.nan, 0.1),
+            ("temperature", 700, 0.05),
+            ("temperature", 850, 0.1),
+            (U10, np.nan, 0.2),
+            (T2M, np.nan, 0.1),
+        )
     ]
-    operators = compiled(space, 1, rows)
-    level = operators[0].rows["level"].to_numpy()
-    r, report = draw(operators, torch.ones(1, 3), rep, space, Given(1))
-    assert (report.used, report.unused, report.channels) == (1, 2, ["t850"])
-    moved = r.abs().amax((0, 1, 3, 4)) > 0
-    assert moved.tolist() == [False, False, False, True]
-    assert (level == 850).sum() == 1
-    with pytest.raises(DataError, match=r"expected \(members, 3\)"):
+    rows.append((1, "temperature", 600, 22, 35, 0.05))
+    operators = compiled(space, hours, rows)
+    generator = torch.Generator().manual_seed(0)
+    return space, rep, operators, torch.randn(hours, *space.shape, generator=generator)
+
+
+def slopes_at(operators, states, members: int):
+    r"""Slopes of operators at the same states for all members."""
+    pairs = zip(operators, states, strict=True)
+    return [slopes_of(operator, x.expand(members, -1, -1, -1)) for operator, x in pairs]
+
+
+def test_rows_of_several_channels_are_conditioned_on_exactly():
+    r"""Against the posterior of all channels at once, of the operators' tangent."""
+    space, rep, operators, states = mixing_case()
+    hours, count = len(operators), len(rep.channels)
+    size = int(np.prod(space.shape))
+    basis = torch.eye(size).reshape(size, *space.shape)
+    blocks = [
+        operator.tangent(x.expand(size, -1, -1, -1), basis).T.double().numpy()
+        for operator, x in zip(operators, states, strict=True)
+    ]
+    h = block_diag(*blocks)
+    b = np.zeros((hours, count, 40, hours, count, 40))
+    for c in range(count):
+        b[:, c, :, :, c] = dense(rep, c, hours).reshape(hours, 40, hours, 40)
+    b = b.reshape(h.shape[1], -1)
+    n = len(h)
+    exact = b @ h.T @ np.linalg.inv(h @ b @ h.T + np.eye(n))
+
+    def drawn(departure, noise):
+        slopes = slopes_at(operators, states, len(departure))
+        r, report = draw(operators, departure, rep, space, noise, slopes=slopes, tolerance=1e-6)
+        assert (report.used, report.unused) == (n, 0)
+        return r.flatten(1).double().numpy()
+
+    gain = drawn(torch.eye(n), Given(n)).T
+    assert gain == pytest.approx(exact, abs=2e-4 * abs(exact).max())
+    roots, rows = [], {0: 3, 1: 6, 3: 7}  # of each group, under its first channel
+    for c in range(count):
+        size = hours * Correlated(rep, c, hours, Harmonics(rep.grid)).space.size
+        roots.append(drawn(torch.zeros(size, n), Given(size, [c], fields=torch.eye(size))))
+    for c, k in rows.items():
+        roots.append(drawn(torch.zeros(k, n), Given(k, [c], errors=torch.eye(k))))
+    root = np.concatenate(roots).T
+    covariance = b - exact @ h @ b
+    assert root @ root.T == pytest.approx(covariance, abs=5e-4 * b.max())
+    # given a row that sees both, two levels are independent no longer
+    across = covariance.reshape(hours, count, 40, hours, count, 40)[:, 3, :, :, 4]
+    assert across.min() < -0.05 * b.max()
+
+
+def test_channels_that_are_tied_may_be_drawn_apart():
+    space, rep, operators, states = mixing_case()
+    slopes = slopes_at(operators, states, 2)
+    n = sum(map(len, operators))
+    departure = 5 * torch.randn(2, n, generator=torch.Generator().manual_seed(0))
+    sampler, kept = ResidualSampler(rep, space), {}
+    together, _ = sampler.draw(operators, departure, seeded(range(2)), slopes=slopes)
+    for c in range(5):
+        alone, _ = sampler.draw(
+            operators, departure, seeded(range(2)), channels=[c], slopes=slopes, solved=kept
+        )
+        assert (together[:, :, c] - alone[:, :, 0]).abs().max() < 1e-4 * rep.std[c].max()
+    assert sorted(kept) == [1, 3]  # solved once each
+    assert sampler.tied(operators, [2]) == [1, 2]
+    assert sampler.tied(operators, [0, 4]) == [0, 3, 4]
+    few = slopes_at(operators, states, 1)
+    one, _ = sampler.draw(operators, departure[1:], seeded([1]), slopes=few)
+    assert (together[1] - one[0]).abs().max() < 1e-4 * rep.std.max()
+
+
+def test_what_does_not_move_r_is_counted():
+    space, rep, operators, _ = mixing_case()
+    n = sum(map(len, operators))
+    r, report = draw(operators, torch.ones(1, n), rep, space, Given(1))  # without slopes
+    assert (report.used, report.unused) == (n - 3, 3)
+    assert not r[:, :, 2].any()  # of v10 nothing but wind speed was seen
+    with pytest.raises(DataError, match=rf"expected \(members, {n}\)"):
         draw(operators, torch.ones(1, 4), rep, space, Given(1))
 
 

@@ -94,6 +94,7 @@ def column(name, center, spread, n=200):
         ("geopotential", 500, column("z", 550, 15), None, "dam"),
         ("specific_humidity", 850, column("q", 7, 2), None, "g kg-1"),
         ("total_precipitation", None, np.abs(column("r", 0, 0.3)), None, "mm"),
+        ("relative_humidity", 850, column("rh", 0.6, 0.1), None, "1"),
     ],
 )
 def test_columns_in_another_unit(name, level, values, units, expected):
@@ -110,6 +111,8 @@ def test_columns_in_another_unit(name, level, values, units, expected):
         ("specific_humidity", 850, np.abs(column("q", 0.007, 0.002))),
         ("total_precipitation", None, np.abs(column("r", 0, 3e-4))),
         ("total_precipitation", None, np.zeros(10)),
+        ("relative_humidity", 850, column("rh", 60, 10)),
+        ("relative_humidity", 100, np.abs(column("rh", 4, 2))),
         ("2m_temperature", None, np.array([])),
         ("2m_temperature", None, np.array([np.nan, 280.0])),
     ],
@@ -126,3 +129,10 @@ def test_a_few_bad_values_are_no_other_unit():
     assert looks_like("2m_temperature", values, 170, 335) == []
     values[::3] = 15.0
     assert looks_like("2m_temperature", values, 170, 335) == []
+
+
+def test_dry_air_may_be_said_to_be_dry():
+    values = np.abs(column("rh", 0.8, 0.2))  # of the stratosphere, if somebody says so
+    assert looks_like("relative_humidity", values, 0, 170) == ["1"]
+    assert looks_like("relative_humidity", values, 0, 170, "%") == []
+    assert looks_like("relative_humidity", values, 0, 170, "1") == []

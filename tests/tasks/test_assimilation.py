@@ -447,6 +447,22 @@ def knowing(tmp_path_factory) -> Model:
     return load(folder)
 
 
+@pytest.fixture
+def registered(monkeypatch):
+    r"""Observables of several fields at a place, and of a whole one."""
+    monkeypatch.setattr(observables, "REGISTRY", dict(observables.known()))
+
+    @observables.observable(
+        "lapse", units="K", inputs=("temperature_850", "temperature_500", "2m_temperature")
+    )
+    def lapse(low, high, surface):
+        return low - 0.5 * high - 0.5 * surface
+
+    @observables.observable("mean_field", units="K", inputs=("2m_temperature",), local=False)
+    def mean_field(t):
+        return t - t.mean((-2, -1), keepdim=True) + 280
+
+
 def residual_of(model: Model, ds: xr.Dataset) -> np.ndarray:
     r"""What was added to decoded states, in standard deviations."""
     z = torch.from_numpy(ds["latents"].values)
@@ -498,6 +514,34 @@ def test_analyses_fit_their_stations(knowing, mode):
         misfits.append(float(torch.cat(parts, dim=1).square().mean().sqrt()))
     # perturbed observations are 1 apart; of departures of twenty and more, a twentieth may be left
     assert misfits[0] < 2 < 20 < misfits[1]
+
+
+@pytest.mark.usefixtures("registered")
+def test_analyses_fit_what_is_between_levels(knowing):
+    r"""And what is derived: decoded latents miss both by what the decoder lacks."""
+    level = stations(variable="temperature", level=700.0, value=265.0, error=0.05)
+    layer = stations(variable="lapse", value=5.0, error=0.05, latitude=-30.0)
+    table = pd.concat([level, layer], ignore_index=True)
+    misfits = []
+    for residual in (True, False):
+        options = {"members": 2, "steps": 12, "iterations": 60, "seed": 1}
+        a = knowing.reanalysis(table, START, 4, residual=residual, **options)
+        read = read_observations(table)
+        operators = compile_observations(read, StateSpace.of(knowing), a["time"].values)
+        x = knowing.standardizer.to_tensor(a.drop_vars("latents"))  # type: ignore[union-attr]
+        parts = [op.departure(x[:, k]) for k, op in enumerate(operators) if op is not None]
+        misfits.append(torch.cat(parts, dim=1).square().mean().sqrt().item())
+        assert a.attrs["residual_unused"] == 0
+    # an untrained decoder misses them by hundreds of errors, of which a hundredth may be left
+    assert misfits[0] < 4 < 200 < misfits[1]
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_residuals_cannot_fit_is_told(knowing):
+    table = stations(variable="mean_field", value=280.0)
+    with pytest.warns(UserWarning, match="6 observations are derived from whole fields"):
+        a = knowing.reanalysis(table, START, 4, members=1, **STEPS)
+    assert a.attrs["residual_unused"] == 6
 
 
 def test_batches_change_no_residual(knowing):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.stats import t
 from torch.utils.flop_counter import FlopCounterMode
 
 import appa
@@ -16,9 +17,13 @@ from appa.data import climatology, planet
 from appa.demo import first_hours, observe_planet
 from appa.diffusion.sampling import Noise
 from appa.evaluation.scores import rmse
+from appa.observations.collection import Observations
+from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.residual import ResidualSampler
+from appa.tasks import background
 from appa.tasks.loading import bundled
 from appa.tasks.model import Model
+from appa.tasks.posterior import Posterior
 from appa.tasks.settings import Settings
 
 SPACE = ("latitude", "longitude")
@@ -160,6 +165,45 @@ def test_all_of_a_state_observed(model, truth, represented):
     assert mean(found) <= 1.1 * mean(error)
     if represented:
         assert mean(found) <= 2**0.5 * NOISE
+
+
+def test_good_observations_pass_the_background_check(model, truth, monkeypatch):
+    r"""Of what is true, rain and humidity included, no more is rejected than chance has it, that of
+    Student's t for eight members; a downpour where it never rains is."""
+    monkeypatch.setattr(background, "MEMBERS", 8)
+    hours = truth.isel(time=slice(1), longitude=slice(0, None, 2))
+    names = ["total_precipitation", "2m_temperature", "specific_humidity"]
+    seen = hours[names].sel(level=[700]).to_dataframe().reset_index()
+    std = planet.statistics().sel(statistic="std")
+    errors = {n: 0.05 * float(std[n] if n in names[:2] else std[n].sel(level=700)) for n in names}
+    rows = seen.melt(["time", "level", "latitude", "longitude"], names)
+    rows["level"] = rows["level"].where(rows["variable"] == names[2])
+    rows = rows.assign(error=rows["variable"].map(errors), station="", elevation=np.nan)
+    noise = np.random.default_rng(0).standard_normal(len(rows))
+    rows["value"] += rows["error"] * noise
+    dry = int(np.argmin(np.where(rows["variable"] == names[0], rows["value"], np.inf)))
+    rows.loc[dry, "value"] = 0.1  # m within an hour
+    settings = Settings.of(model.config, "draft", steps=4)
+    times = hours["time"].values
+    operators = compile_observations(Observations(rows), StateSpace.of(model), times)
+    prior = Posterior(model, times, settings)
+    z = prior.draw(range(8), background.SEED)
+    monkeypatch.setattr(prior, "draw", lambda *_, **__: z)  # once for both
+    (found,), table = background.against_prior(prior, operators, "check", 5.0)
+    before = operators[0].rows
+    far = (found.rows["error"] > 10 * before["error"]).to_numpy()
+    assert far.sum() == table["count"].sum()
+    chance = 2 * t.sf(5, df=7)
+    for name in names:
+        own = (before["variable"] == name).to_numpy()
+        most = 1 if name == names[0] else 2 * chance * own.sum()
+        assert far[own].sum() <= most, name
+    assert before["value"][far & (before["variable"] == names[0])].tolist() == [0.1]
+    # with Huber's likelihood the downpour counts for less, what is usual for all it is worth
+    (kept,), _ = background.against_prior(prior, operators, "huber", 5.0)
+    factor = (kept.rows["error"] / before["error"]).to_numpy()
+    assert factor[(before["value"] == 0.1).to_numpy()] > 2
+    assert (factor[~far] == 1).all()
 
 
 def test_observations_help(model, truth):

@@ -220,13 +220,12 @@ def screen(
 def repeated(rows: pd.DataFrame) -> NDArray:
     r"""Which rows are of the same place, hour, variable and level as a better one.
 
-    Better is nearer to the whole hour, or else first. A place is the station's code and its
-    coordinates to a hundredth of a degree: codes alone are shared, by ships for example.
+    Better is nearer to the whole hour, or else first. A place is its coordinates to a hundredth of
+    a degree: codes are shared, by ships for example, and one station has several, WMO's and ICAO's.
     """
     hour, distance = match_hours(rows["time"].to_numpy("datetime64[ns]"))
     keys = pd.DataFrame(
         {
-            "station": pd.factorize(rows["station"].to_numpy(object))[0],
             "latitude": np.round(rows["latitude"].to_numpy(np.float64), PLACE) + 0.0,
             "longitude": np.round(rows["longitude"].to_numpy(np.float64) % 360, PLACE) % 360,
             "variable": pd.factorize(rows["variable"].to_numpy(object))[0],

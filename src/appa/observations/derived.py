@@ -32,6 +32,7 @@ bias correction and a larger error in channels 4 and 5, which see the ground.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -232,22 +233,27 @@ def transmittance(x: Tensor) -> Tensor:
     return torch.exp(-torch.exp(2 * x))
 
 
-def _register(channel: int, peak: float) -> None:
-    @observable(
-        f"brightness_temperature_amsua_{channel}",
+def radiance(
+    column: Tensor,
+    sea: Tensor,
+    temperature: Tensor,
+    *,
+    pressure: Tensor,
+    ground: Tensor,
+    peak: float,
+) -> Tensor:
+    r"""Brightness temperature above the model's ground, of a channel that peaks at `peak` in Pa."""
+    p_s = station_pressure(sea, temperature, ground, ground)
+    return brightness_temperature(column, temperature, p_s, pressure, peak)
+
+
+for _channel, _peak in CHANNELS.items():
+    observable(
+        f"brightness_temperature_amsua_{_channel}",
         units="K",
         inputs=("temperature", *GROUND),
         levels="column",
         plausible=(150, 320),
-        long_name=f"brightness temperature as AMSU-A's channel {channel} weights the air",
-    )
-    def radiance(
-        column: Tensor, sea: Tensor, temperature: Tensor, *, pressure: Tensor, ground: Tensor
-    ) -> Tensor:
-        p_s = station_pressure(sea, temperature, ground, ground)
-        return brightness_temperature(column, temperature, p_s, pressure, 100 * peak)
-
-
-for _channel, _peak in CHANNELS.items():
-    _register(_channel, _peak)
+        long_name=f"brightness temperature as AMSU-A's channel {_channel} weights the air",
+    )(partial(radiance, peak=100 * _peak))  # not a closure, which no process could be sent
 REGISTRY["thickness_500_1000"] = thickness("500", "1000")  # one of its family, to be found by

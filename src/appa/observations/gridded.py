@@ -97,14 +97,13 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
             f"{where}: found several members, but there is one truth to be observed; select a "
             "member first, for example ds.isel(number=0)"
         )
-    fields, excluded = _find(ds, where)
+    fields, excluded, notes = _find(ds, where)
     _check_errors(ds, fields, error, where)
     parts: list[Observations] = []
     wrong: list[str] = []
     for key, (name, implied) in fields.items():
-        own = implied or observables.find(name).units
-        told = str(units.get(name) or ds[key].attrs.get("units") or own)
-        pair, message = _pair(ds, key, name, told, error)
+        said = units.get(name) or ds[key].attrs.get("units") or implied
+        pair, message = _pair(ds, key, name, said, error)
         if message:
             wrong.append(message)
             continue
@@ -112,7 +111,7 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
         parts.append(_place(pair, name, table(counts)))
     if wrong:
         raise DataError(f"{where}: " + "\n".join(wrong))
-    out = Observations(excluded=excluded)
+    out = Observations(excluded=excluded, notes=notes)
     for part in parts:
         out = out + part
     return out
@@ -121,14 +120,21 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
 Fields = dict[str, tuple[str, str | None]]
 
 
-def _find(ds: xr.Dataset, where: str) -> tuple[Fields, pd.DataFrame]:
-    r"""Which variables are fields of which observables, and the unit implied; what is of none."""
+def _find(ds: xr.Dataset, where: str) -> tuple[Fields, pd.DataFrame, list[str]]:
+    r"""Which variables are fields of which observables, and the unit implied; what is of none; and
+    what is not used, as notes."""
     found: Fields = {}
     unknown: list[pd.DataFrame] = []
+    unused: list[str] = []
     errors = {f"{key}_error" for key in ds.data_vars}
     for key in map(str, ds.data_vars):
-        flat = not any(alias in ds[key].dims for alias in ALIASES["level"])
-        if key in errors or ds[key].ndim < 2 or key in (*STATIC, "lsm") or (key == "z" and flat):
+        if key in errors:
+            continue
+        # a single level may be a scalar; without any, z is the ground's, as ERA5 calls it
+        places = {*ds[key].dims, *ds[key].coords}
+        ground = key == "z" and not places.intersection(ALIASES["level"])
+        if ds[key].ndim < 2 or key in (*STATIC, "lsm") or ground:
+            unused.append(f"{key!r}, which has no level" if ground else repr(key))
             continue
         known = recognise(key)
         if known is None:
@@ -138,7 +144,8 @@ def _find(ds: xr.Dataset, where: str) -> tuple[Fields, pd.DataFrame]:
             raise DataError(f"{where}: found {known[0]!r} twice, the second as {key!r}; drop one")
         else:
             found[key] = known[0], known[2]
-    return found, join(unknown)
+    notes = [f"{where}: not used: {', '.join(unused)}"] if unused else []
+    return found, join(unknown), notes
 
 
 def _check_errors(ds: xr.Dataset, fields: Fields, error: Any, where: str) -> None:
@@ -153,16 +160,17 @@ def _check_errors(ds: xr.Dataset, fields: Fields, error: Any, where: str) -> Non
 
 
 def _pair(
-    ds: xr.Dataset, key: str, name: str, told: str, error: Mapping[str, Any]
+    ds: xr.Dataset, key: str, name: str, said: object, error: Mapping[str, Any]
 ) -> tuple[xr.Dataset, str]:
     r"""A field and its error, canonical and in the observable's unit; or what is wrong with it."""
     target = observables.find(name).units
+    told = str(said or target)
     scale, offset = conversion(told, target, name)
     raw = _canonical(ds, key, name)
     level = raw["level"].values if "level" in raw.dims else np.array([np.nan])
     sample, rows = _sample(raw)
     ranges = np.array([plausible_range(name, p) for p in level])[rows]
-    if likely := looks_like(name, sample, *ranges.T, units=told):
+    if likely := looks_like(name, sample, *ranges.T, units=told if said else None):
         return xr.Dataset(), wrong_units(name, sample, told, likely)
     if f"{key}_error" in ds:
         sd = _canonical(ds, f"{key}_error", name)

@@ -256,4 +256,5 @@ def _keywords(name: str, function: Callable[..., Any], inputs: int) -> tuple[str
 
 
 def _origin(function: Callable[..., Any] | None) -> str:
+    function = getattr(function, "func", function)  # of a partial, what it calls
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"

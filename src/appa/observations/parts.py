@@ -44,6 +44,8 @@ CURVED = 0.2  # κ; wind speed has 0.5 and more, the pressure at a station less 
 class Part(Protocol):
     @property
     def curved(self) -> bool: ...
+    @property
+    def stencil(self) -> tuple[Tensor, Tensor] | None: ...
     def __len__(self) -> int: ...
     def __call__(self, x: Tensor) -> Tensor: ...
     def tangent(self, x: Tensor, dx: Tensor) -> Tensor: ...
@@ -63,6 +65,11 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.gather(x.flatten(1))
+
+    @property
+    def stencil(self) -> tuple[Tensor, Tensor]:
+        r"""Which numbers of a flattened state rows see, and their weights, :math:`(n, k)`."""
+        return self.gather.index, self.gather.weight
 
     def tangent(self, x: Tensor, dx: Tensor) -> Tensor:
         gather = self.gather
@@ -109,6 +116,40 @@ class Derived:
             u = torch.zeros(len(x), len(self), dtype=x.dtype, device=x.device, requires_grad=True)
             (back,) = torch.autograd.grad(self(x), x, u, create_graph=True)
         return torch.autograd.grad(back, u, dx)[0]
+
+    @property
+    def stencil(self) -> tuple[Tensor, Tensor] | None:
+        r"""Which numbers of a flattened state rows see, and the weights of these in the inputs,
+        :math:`(n, k)`; nothing where a function takes whole fields, and may see them all."""
+        if self.place is not None:
+            return None
+        pairs = [
+            (self._by_row(gather.index, k), self._by_row(gather.weight, k))
+            for gather, k in zip(self.inputs, self.columns, strict=True)
+        ]
+        index, weight = zip(*pairs, strict=True)
+        return torch.cat(index, dim=-1), torch.cat(weight, dim=-1)
+
+    def slopes(self, x: Tensor) -> Tensor | None:
+        r"""The derivatives of :math:`\mathcal{A}` with respect to the numbers of :attr:`stencil` at
+        states :math:`(B, C, H, W)`, with shape :math:`(B, n, k)`; 0 where there is none."""
+        if self.place is not None:
+            return None
+        with torch.enable_grad():
+            inputs = [gather(x.detach().flatten(1)).requires_grad_() for gather in self.inputs]
+            # a row depends on its own inputs alone, so that one sum has all derivatives
+            total = (self._evaluate(inputs) / self.error.to(x.dtype)).sum()
+            found = torch.autograd.grad(total, inputs)
+        parts = [
+            self._by_row(g.unsqueeze(-1) * gather.weight.to(x.dtype), k)
+            for g, gather, k in zip(found, self.inputs, self.columns, strict=True)
+        ]
+        return torch.cat(parts, dim=-1).nan_to_num(0.0, 0.0, 0.0)
+
+    def _by_row(self, values: Tensor, columns: int) -> Tensor:
+        r"""Numbers of an input, :math:`(*, K n, k)`, row by row: :math:`(*, n, K k)`."""
+        values = values.unflatten(-2, (columns or 1, len(self)))
+        return values.movedim(-3, -2).flatten(-2)
 
     def inflate(self, factor: Tensor) -> Derived:
         return replace(self, error=self.error * factor)

@@ -218,15 +218,18 @@ def _standard(
     pairs, pair = np.unique(code * len(raw_units) + unit_code, return_inverse=True)
     names = np.empty(len(pairs), dtype=object)
     used: list[str] = []
+    said: list[str | None] = []  # None where the unit is the observable's own for want of another
     scale, offset = np.ones(len(pairs)), np.zeros(len(pairs))
     foreign = np.zeros(len(pairs), bool)
     for k, (i, j) in enumerate(zip(*np.divmod(pairs, len(raw_units)), strict=True)):
         known = recognise(raw[i])
         names[k], level, implied = known or ("", None, None)
         used.append("")
+        said.append(None)
         if known is not None:
             target = observables.find(names[k]).units
-            used[k] = str(rules.units.get(names[k]) or raw_units[j] or implied or target)
+            said[k] = str(rules.units.get(names[k]) or raw_units[j] or implied or "") or None
+            used[k] = str(said[k] or target)
             try:
                 scale[k], offset[k] = conversion(used[k], target, names[k])
             except DataError:
@@ -238,7 +241,7 @@ def _standard(
                 number["level"][mine] = level
 
     variable, usable = names[pair], np.where(foreign, "", names)
-    _check_units(variable, number, pair, usable, used, where)
+    _check_units(variable, number, pair, usable, said, where)
     sd = _defaults(rows, number["error"], pair, usable, used, scale, rules.error, where)
     frame = pd.DataFrame(
         {
@@ -290,7 +293,12 @@ def _times(time: Any) -> NDArray:
 
 
 def _check_units(
-    variable: NDArray, number: dict, pair: NDArray, names: NDArray, used: list[str], where: str
+    variable: NDArray,
+    number: dict,
+    pair: NDArray,
+    names: NDArray,
+    said: list[str | None],
+    where: str,
 ) -> None:
     r"""Raises where a column as a whole is in another unit than it is said to be in."""
     low, high = checks.limits(variable, number["level"])
@@ -298,8 +306,9 @@ def _check_units(
     for k, name in enumerate(names):
         mine = pair == k
         x = number["value"][mine]
-        if name and (likely := looks_like(name, x, low[mine], high[mine], used[k])):
-            wrong.append(wrong_units(name, x, spelling(used[k]), likely))
+        if name and (likely := looks_like(name, x, low[mine], high[mine], said[k])):
+            unit = spelling(said[k] or observables.find(name).units)
+            wrong.append(wrong_units(name, x, unit, likely))
     if wrong:
         raise DataError(f"{where}: " + "\n".join(wrong))
 

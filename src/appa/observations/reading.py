@@ -23,7 +23,7 @@ from ..data.stores import NETCDF, consolidated, missing
 from ..data.variables import LEVELS
 from ..errors import DataError, StoreError, nearest
 from . import checks, observables
-from .collection import Observations
+from .collection import Observations, values_of
 from .gridded import Rules, has_grid, read_gridded
 from .points import ROLES, TEXT, read_table, roles_of
 from .units import NAMES, recognise
@@ -77,14 +77,16 @@ def read_observations(
     errors, several = _named(error or {}, (), "error"), isinstance(source, (list, tuple))
     rules = Rules(names, errors, span.to_timedelta64(), levels, dict(columns or {}), several)
     out = Observations()
-    for part in _parts(source, rules):
+    for name, part in _parts(source, rules):
+        if not _anything(part):
+            bad = sum(part.excluded["count"].tolist())
+            left = f"{bad:,} found:\n{checks.describe(part.excluded)}" if bad else "0 found"
+            raise DataError(f"{name}: no observation is left of {left}")
         out = out + part
+    if not len(out):
+        raise DataError("no observation is left of 0 found: there is no source")
     found = checks.describe(out.excluded)
     bad = sum(out.excluded["count"].tolist())
-    if not len(out):
-        named = f"{source} has" if isinstance(source, (str, Path)) else "there are"
-        left = f"of {bad:,} found:\n{found}" if bad else f"of 0 found: {named} no rows"
-        raise DataError(f"no observation is left {left}")
     if strict and bad:
         raise DataError(
             f"{bad:,} of {len(out) + bad:,} observations cannot be used:\n{found}\ncorrect them, "
@@ -105,14 +107,23 @@ def _named(given: Mapping[str, Any], others: tuple[str, ...], what: str) -> dict
     return out
 
 
-def _parts(source: Any, rules: Rules) -> Iterable[Observations]:
+def _anything(part: Observations) -> bool:
+    r"""Whether there is a value; a field is read up to the first hour that has one."""
+    fields = [] if part.gridded is None else values_of(part.gridded)
+    return len(part.points) > 0 or any(
+        bool(v.isel(time=k).notnull().any()) for v in fields for k in range(v.sizes["time"])
+    )
+
+
+def _parts(source: Any, rules: Rules) -> Iterable[tuple[str, Observations]]:
+    r"""What each source has, by its name."""
     if isinstance(source, Observations):
-        yield source
+        yield "the observations", source
     elif isinstance(source, pd.DataFrame):
-        yield read_table(source, lambda k: f"row {k}", "the table", rules)
+        yield "the table", read_table(source, lambda k: f"row {k}", "the table", rules)
     elif isinstance(source, (xr.Dataset, xr.DataArray)):
         ds = source if isinstance(source, xr.Dataset) else source.to_dataset(name=source.name)
-        yield _read_dataset(ds, "the dataset", rules)
+        yield "the dataset", _read_dataset(ds, "the dataset", rules)
     elif isinstance(source, (str, Path)):
         paths = [Path(source)]
         if glob.has_magic(str(source)) and not paths[0].exists():
@@ -120,10 +131,12 @@ def _parts(source: Any, rules: Rules) -> Iterable[Observations]:
             if not paths:
                 raise StoreError(f"no file matches {source}")
         for path in paths:
-            yield _read_path(path, rules)
+            yield str(path), _read_path(path, rules)
     elif isinstance(source, (list, tuple)):
-        for part in source:
-            yield from _parts(part, rules)
+        for k, part in enumerate(source, 1):
+            for name, found in _parts(part, rules):
+                own = isinstance(part, (str, Path, list, tuple))  # which has a name, or gives some
+                yield name if own else f"{name}, source {k}", found
     else:
         raise DataError(
             f"found {type(source).__name__} for observations; give a path, a pandas table, an "

@@ -21,8 +21,9 @@ root are those of :mod:`appa.observations.harmonics`. The system is solved by co
 preconditioned by the blocks of each place's own hours. Levels of a variable that are seen at the
 same places, as a satellite sees them, are solved side by side.
 
-Observations of a variable of the state, on one of its levels, take part. Others (derived ones,
-those between levels) do not move :math:`r`: they have had their say about :math:`z`.
+Observations between levels and derived ones see several channels at once, which are then solved
+for together: see :mod:`appa.observations.mixing`. One that is derived from whole fields does not
+move :math:`r`: it has had its say about :math:`z`.
 
 Precipitation is nowhere below zero, and mostly near it. A Gaussian :math:`r_b` would be: cut off at
 zero it rained half as much again as it should. Where the decoded state is told, its :math:`r_b` is
@@ -40,7 +41,7 @@ covariance is separable, each point's own hours are all there is to know, and ov
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -56,6 +57,7 @@ from ..solvers import Solution, cg
 from .blocks import Blocks, Inverses
 from .errors import check_channels, corners, kinds_of, parts_of, places_std
 from .harmonics import Alike, Correlated, Harmonics, root_of
+from .mixing import Coupled, Mixed, Slopes, mixed_groups
 from .rain import TINY, Above, bounded
 from .representation import Representation
 from .stencils import StateSpace
@@ -82,7 +84,7 @@ class Report:
 
     Arguments:
         used: The number of observations that took part.
-        unused: The number of those that observe no single channel.
+        unused: The number of those that did not, in any channel.
         iterations: The most iterations a channel took.
         residual: The largest relative residual left.
     """
@@ -181,6 +183,7 @@ class ResidualSampler:
         self._harmonics: Harmonics | None = None
         self._priors: dict[tuple[int, int], Correlated] = {}
         self._seen: tuple[list[Any], dict[int, list[Piece]]] = ([], {})
+        self._mixed: dict[bool, list[Mixed]] = {}  # of the same, with derived ones or without
         self._kept: dict[int, _Rows] = {}  # of the operators seen last
 
     @property
@@ -205,6 +208,8 @@ class ResidualSampler:
         *,
         channels: Sequence[int] | None = None,
         above: Mapping[int, Above] | None = None,
+        slopes: Sequence[Slopes] | None = None,
+        solved: dict[int, Solution] | None = None,
         tolerance: float = 3e-6,
         iterations: int = 500,
     ) -> tuple[Tensor, Report]:
@@ -217,7 +222,12 @@ class ResidualSampler:
                 :math:`N` is 0, and the draw is of :math:`p(r)`.
             noise: Noise of the members, of which steps `(channel, 0)` and `(channel, 1)` are used.
             channels: Which channels to draw, all by default. One at a time keeps memory small.
-            above: Where channels that are bounded from below are.
+            above: Where channels that are bounded from below are, those of :meth:`tied` too.
+            slopes: Those of the operators of each hour at :math:`D(z)`, see
+                :func:`~appa.observations.mixing.slopes_of`; without them, derived observables do
+                not take part.
+            solved: Where solutions for channels that are tied together are kept, for the other
+                channels of the same members.
             tolerance: The relative residual at which the solver stops.
             iterations: The most iterations it does.
 
@@ -234,15 +244,15 @@ class ResidualSampler:
             )
         chosen = list(range(len(rep.channels)) if channels is None else channels)
         shape = (len(operators), *rep.grid.shape)
-        observed = self._observed(operators)
+        observed, groups = self._observed(operators), self._groups(operators, slopes)
+        tied = {c for group in groups for c in group.channels}
+        observed = {c: pieces for c, pieces in observed.items() if c not in tied}
         out = torch.zeros(len(departure), shape[0], len(chosen), *shape[1:], device=device)
         used = sum(len(which) for pieces in observed.values() for _, which, _ in pieces)
-        report = Report(unused=count - used)
+        report = Report(unused=count - used - sum(len(group.which) for group in groups))
         place = {c: k for k, c in enumerate(chosen) if rep.std[c].any()}
         for c, k in place.items():
-            prior = self.prior(c, len(operators))
-            u = prior.color(noise((len(operators), prior.space.size), c, 0).to(device))
-            out[:, :, k] = bounded(u, above[c], self._std(c)) if above and c in above else u
+            out[:, :, k] = self._before(c, len(operators), noise, above)
         for group in self._alike(operators, observed, place):
             system, at = self._system(operators, observed, group), [place[c] for c in group]
             u = out[:, :, at].movedim(2, 0)
@@ -255,9 +265,61 @@ class ResidualSampler:
             report.iterations = max(report.iterations, found.iterations)
             report.residual = max(report.residual, float(found.residual.max()))
             report.channels += [rep.channels[c].name for c in group]
+        kept: dict[int, Solution] = {} if solved is None else solved
+        for mixed in groups:
+            own = [c for c in mixed.channels if c in place]
+            if not own:
+                continue
+            system = Coupled(mixed, slopes or (), rep, self._prior_of(operators), shape, device)
+            if mixed.channels[0] not in kept:
+                eps = noise((len(mixed.which),), mixed.channels[0], 1).to(device)
+                b = departure[:, mixed.which.to(departure.device)].to(out) + eps
+                for c in mixed.channels:
+                    if rep.std[c].any():
+                        seen = c in place
+                        u = out[:, :, place[c]] if seen else self._before(c, shape[0], noise, above)
+                        b = b - system.observe(c, u)
+                kept[mixed.channels[0]] = system.solve(b, iterations, tolerance)
+            found = kept[mixed.channels[0]]
+            for c in own:
+                out[:, :, place[c]] += system.spread(c, found.x)
+            report.used += len(mixed.which)
+            report.iterations = max(report.iterations, found.iterations)
+            report.residual = max(report.residual, float(found.residual.max()))
+            report.channels += [rep.channels[c].name for c in own]
         for c, k in place.items():
             out[:, :, k] *= self._std(c)
         return out, report
+
+    def tied(self, operators: Sequence[Any], channels: Iterable[int]) -> list[int]:
+        r"""Channels that observations tie to any of some, these included."""
+        chosen = set(channels)
+        for group in self._groups(operators, ()):
+            if chosen.intersection(group.channels):
+                chosen.update(group.channels)
+        return sorted(chosen)
+
+    def _before(
+        self, channel: int, hours: int, noise: Noise, above: Mapping[int, Above] | None
+    ) -> Tensor:
+        r"""A draw of :math:`r_b` of a channel, of unit variance: :math:`(M, L, H, W)`."""
+        prior = self.prior(channel, hours)
+        u = prior.color(noise((hours, prior.space.size), channel, 0).to(self.device))
+        if not above or channel not in above:
+            return u
+        return bounded(u, above[channel], self._std(channel))
+
+    def _prior_of(self, operators: Sequence[Any]) -> Callable[[int], Correlated]:
+        return lambda channel: self.prior(channel, len(operators))
+
+    def _groups(self, operators: Sequence[Any], slopes: Sequence[Slopes] | None) -> list[Mixed]:
+        r"""Channels that observations tie together; by derived ones too, where slopes are known."""
+        observed, derived = self._observed(operators), slopes is not None
+        if self.space is None:
+            return []
+        if derived not in self._mixed:
+            self._mixed[derived] = mixed_groups(operators, observed, self.space, derived)
+        return self._mixed[derived]
 
     def free(self, hours: int, members: int, noise: Noise, **options: Any) -> Tensor:
         r"""Draws :math:`r \sim p(r)`, where nothing was seen; see :meth:`draw`."""
@@ -330,7 +392,7 @@ class ResidualSampler:
             if seen and self.space is None:
                 raise DataError("r given observations needs to know where states live; give space")
             observed = _by_channel(operators, self.space) if self.space is not None else {}
-            self._seen, self._kept = (list(operators), observed), {}
+            self._seen, self._kept, self._mixed = (list(operators), observed), {}, {}
         return observed
 
     def _rows(self, operators: Sequence[Any], pieces: list[Piece], channel: int) -> _Rows:

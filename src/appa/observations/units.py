@@ -57,6 +57,7 @@ FAMILIES: tuple[dict[str, tuple[float, float]], ...] = (
         "km": (1000 * G, 0),
         "ft": (0.3048 * G, 0),
     },
+    {"%": (1, 0), "1": (100, 0)},
     {"kg kg-1": (1, 0), "1": (1, 0), "g kg-1": (1e-3, 0), "%": (1e-2, 0), "mg kg-1": (1e-6, 0)},
     {"degree": (1, 0), "rad": (180 / np.pi, 0)},
 )
@@ -223,6 +224,8 @@ NONNEGATIVE = ("total_precipitation", "specific_humidity")
 
 # Rain in millimetres is nearly always a plausible number of metres; its mean is not.
 MEANS = {"total_precipitation": (-1e-5, 0.02)}
+# Humidity as a fraction is a plausible percentage, of the stratosphere: nobody else means it.
+UNSAID = {"relative_humidity": (2.0, np.inf)}
 
 
 def looks_like(
@@ -238,7 +241,7 @@ def looks_like(
         name: The observable.
         values: The values as given, with shape :math:`(N)`.
         low, high: The plausible ranges, in the observable's unit, with shape :math:`(N)` or none.
-        units: The unit they are said to be in, by default the observable's own.
+        units: The unit they are said to be in, by default the observable's own, as nobody said.
 
     Returns:
         The units that fit, the usual ones first; none where the values are what they are said
@@ -250,7 +253,8 @@ def looks_like(
     values, low, high = values[some], low[some], high[some]
     if not len(values):
         return []
-    mean_low, mean_high = MEANS.get(name, (-np.inf, np.inf))
+    means = MEANS | UNSAID if units is None else MEANS
+    mean_low, mean_high = means.get(name, (-np.inf, np.inf))
 
     def share(scale: float, offset: float) -> float:
         x = scale * values + offset
@@ -277,8 +281,9 @@ def looks_like(
 def wrong_units(name: str, values: NDArray, units: str, likely: list[str]) -> str:
     r"""Says that a column of values is not in the unit it is said to be in."""
     x = values[np.isfinite(values)]
+    other = f", or that they are {units} all the same" if name in UNSAID else ""
     return (
         f"{name!r} has values around {np.median(x):.4g} (from {x.min():.4g} to {x.max():.4g}), "
         f"which cannot be {units}; they look like {' or '.join(likely)}: say so with "
-        f"units={{{name!r}: {likely[0]!r}}}, or in a column `units`"
+        f"units={{{name!r}: {likely[0]!r}}}, or in a column `units`{other}"
     )

@@ -2,21 +2,29 @@ r"""Gross errors that pass for plausible: observations against what the prior dr
 
 An unconditional ensemble of the period says what is usual at each place and hour, with mean
 :math:`\bar{a}` and standard deviation :math:`s` over members. With `check`, an observation farther
-than :math:`k \sqrt{s^2 + \sigma^2}` from :math:`\bar{a}` is left out; with `huber`, its error is
-inflated as Huber's likelihood would have it, from where that distance is :math:`k`.
+than :math:`k \sqrt{s^2 + s_r^2 + \sigma^2}` from :math:`\bar{a}` is left out; with `huber`, its
+error is inflated as Huber's likelihood would have it, from where that distance is :math:`k`.
+Members are decoded, and :math:`s_r` is the standard deviation of what the decoder cannot express,
+where that is known (:mod:`appa.observations.errors`): of precipitation it is most of what varies.
+There it grows with the rain, and has no Gaussian's tails; of :math:`y` observed it is
+:math:`\sqrt{k_r s_r y}` where that is more (:mod:`appa.observations.rain`), for an observation is
+taken for good until it proves bad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from ..observations.checks import BACKGROUND, background_check, huber_weights, table
+from ..observations.errors import rows_std
 from ..observations.operators import HourOperator
 from ..progress import progress
+from .model import RAIN
 from .posterior import Posterior
 from .resuming import RunState
 
@@ -63,9 +71,12 @@ def against_prior(
         departure = torch.cat([operator.departure(prior.model.decode(z[m : m + 1, hour]))
                                for m in range(MEMBERS)])  # fmt: skip
         mean, spread = departure.mean(0), departure.std(0) * (1 + 1 / MEMBERS) ** 0.5
-        error = torch.ones_like(mean)
+        lacking = _lacking(prior, operator).to(mean)
+        error = (1 + lacking**2) ** 0.5
         if method == "huber":
             factor = huber_weights(mean, (spread**2 + error**2) ** 0.5, threshold)
+            if prior.settings.representation != "none":  # which joins the error afterwards
+                factor = (1 + (factor**2 - 1) * error**2) ** 0.5
         else:
             far = background_check(mean, spread, error, threshold)
             factor = torch.where(far, OUT, 1.0)
@@ -98,3 +109,19 @@ def shown(operators: Sequence[HourOperator | None]) -> Iterator[HourOperator | N
         for operator in operators:
             yield operator
             bar.advance()
+
+
+def _lacking(prior: Posterior, operator: HourOperator) -> torch.Tensor:
+    r"""The standard deviations of what the decoder lacks of observations, in units of their errors,
+    with shape :math:`(n)`."""
+    rep, space = prior.model.representation, prior.space
+    if rep is None or space is None:
+        return torch.zeros(len(operator))
+    error = operator.error.double().cpu().numpy()
+    std = rows_std(rep, operator.rows, space, error=error, operator=operator)
+    rain = (operator.rows["variable"] == RAIN).to_numpy()
+    if rain.any():
+        amount = operator.rows["value"].to_numpy(np.float64).clip(min=0) / error
+        more = np.sqrt(prior.model.rain_rate(rep) * std * amount)
+        std = np.where(rain, np.maximum(std, more), std)
+    return torch.from_numpy(std)

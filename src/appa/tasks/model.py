@@ -240,10 +240,18 @@ class Model:
             for i in range(0, len(flat), batch or len(z))
         ]
         none = (-self.standardizer.mean[k] / self.standardizer.std[k]).item()
+        rate = self.rain_rate(representation)
+        return {k: Above((torch.cat(parts) - none).unflatten(0, z.shape[:2]), rate)}
+
+    def rain_rate(self, representation: Representation) -> float:
+        r"""How fast the variance of what the decoder lacks of precipitation grows with it, see
+        :class:`appa.observations.rain.Above`."""
+        assert self.standardizer is not None
+        k = [c.variable for c in self.standardizer.channels].index(RAIN)
+        none = (-self.standardizer.mean[k] / self.standardizer.std[k]).item()
         std, usual = representation.std[k], representation.dataset["state"].values[k] - none
         area = representation.grid.area
-        rate = float((area * std**2).sum() / (area * std * usual.clip(min=0)).sum())
-        return {k: Above((torch.cat(parts) - none).unflatten(0, z.shape[:2]), rate)}
+        return float((area * std**2).sum() / (area * std * usual.clip(min=0)).sum())
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         r"""Decodes, and linearizes the decoder around latents.

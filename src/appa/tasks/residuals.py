@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..observations.mixing import Slopes, slopes_of
 from ..observations.rain import Above
 from ..observations.residual import Noise, ResidualSampler
+from ..solvers import Solution
 from .fields import decode_batch
 from .model import Model
 
@@ -64,6 +66,9 @@ class Residuals:
         self.batch = batch or decode_batch(model)
         #: The largest relative residual that interpolation left.
         self.left = 0.0
+        #: The number of observations that it could not use, see :mod:`..observations.mixing`.
+        self.unused = 0
+        self._solved: dict[tuple[int, ...], dict[int, Solution]] = {}
 
     @torch.no_grad()
     def __call__(self, members: slice, channels: Sequence[int]) -> Tensor:
@@ -95,12 +100,19 @@ class Residuals:
         r"""Some channels, with shape :math:`(m, t, c, H, W)`."""
         channels = list(channels)
         if not self.known:
-            above = self._above(few, channels, 0)
-            departure = self.departure[few[0] : few[-1] + 1]
+            above = self._above(few, self.sampler.tied(self.operators, channels), 0)
+            own = slice(few[0], few[-1] + 1)
+            departure, slopes = self._observed
             r, report = self.sampler.draw(
-                self.operators, departure, noise, channels=channels, above=above
+                self.operators,
+                departure[own],
+                noise,
+                channels=channels,
+                above=above,
+                slopes=[[None if s is None else s[own] for s in hour] for hour in slopes],
+                solved=self._solved.setdefault(tuple(few), {}),
             )
-            self.left = max(self.left, report.residual)
+            self.left, self.unused = max(self.left, report.residual), report.unused
             return r[:, self.hours]
         past = self.z.new_zeros(len(few), 0, len(channels), *self.model.grid.shape)
         if self.past is not None:
@@ -119,12 +131,22 @@ class Residuals:
         return self.model.above_zero(self.z[few, first:], self.sampler.rep, self.batch)
 
     @cached_property
-    def departure(self) -> Tensor:
-        r"""Whitened departures from observations, with shape :math:`(M, N)`."""
-        parts = []
+    def _observed(self) -> tuple[Tensor, list[Slopes]]:
+        r"""Whitened departures from observations, with shape :math:`(M, N)`, and slopes of each
+        hour's."""
+        parts, slopes = [], []
         for hour, op in enumerate(self.operators):
+            slopes.append([])
             if op is None:
                 continue
-            found = [op.departure(self.model.decode(z)) for z in self.z[:, hour].split(self.batch)]
+            found, each = [], []
+            for z in self.z[:, hour].split(self.batch):
+                x = self.model.decode(z)
+                found.append(op.departure(x))
+                each.append(slopes_of(op, x))
             parts.append(torch.cat(found))
-        return torch.cat(parts, dim=1) if parts else self.z.new_zeros(len(self.z), 0)
+            slopes[-1] = [
+                None if of[0] is None else torch.cat(of) for of in zip(*each, strict=True)
+            ]
+        departure = torch.cat(parts, dim=1) if parts else self.z.new_zeros(len(self.z), 0)
+        return departure, slopes

@@ -146,8 +146,9 @@ class Run:
             for part, result in zip(parts, drawn, strict=True):
                 r = self.posterior.residual(result.z, part.members, self.seed, hours)
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
-                left = torch.tensor(0.0 if r is None else r.left, dtype=torch.float64)
-                counts.append({"solves": result.solves, "interpolated": left})
+                left = (0.0, 0.0) if r is None else (r.left, float(r.unused))
+                told = torch.tensor(left, dtype=torch.float64)
+                counts.append({"solves": result.solves, "interpolated": told})
                 if keeper is not None:
                     keeper.done(part.name, counts[-1])
             ensemble.attrs |= self._went(counts)
@@ -222,7 +223,8 @@ class Run:
         known = [count for count in counts if count is not None]
         solved = [count["solves"].tolist() for count in known]
         residual, misfit = (max((s[k] for s in solved), default=0.0) for k in range(2))
-        interpolated = max((float(count["interpolated"]) for count in known), default=0.0)
+        drawn = [count["interpolated"].tolist() for count in known]
+        interpolated, unused = (max((d[k] for d in drawn), default=0.0) for k in range(2))
         # while there is much noise, what a solve leaves is left to the next
         guidance = self.posterior.guidance
         if guidance.tolerance and misfit > max(ENOUGH, 4 * guidance.tolerance):
@@ -239,6 +241,13 @@ class Run:
                 "may fit them less well than they should; thin them, e.g. --thin 200",
                 stacklevel=5,
             )
+        if unused:
+            warnings.warn(
+                f"{unused:,.0f} observations are derived from whole fields, so that what the "
+                "decoder lacks is drawn without them: analyses may not fit them as well as their "
+                "errors say",
+                stacklevel=5,
+            )
         if len(known) < len(counts):  # killed after a part was written, before it was noted
             return {}
         return {
@@ -246,6 +255,7 @@ class Run:
             "solver_residual_in_the_end": misfit,
             "solver_products": int(sum(s[2] for s in solved)),
             "residual_solver_residual": interpolated,
+            "residual_unused": int(unused),
         }
 
 
