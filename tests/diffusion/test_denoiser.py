@@ -126,6 +126,7 @@ def test_noise_levels_in_any_of_their_shapes():
     expected = d(z_t, sigma, hours(6))
     assert torch.equal(d(z_t, sigma.view(2, 1, 1, 1, 1), hours(6)), expected)
     assert torch.equal(d(z_t, 0.5, hours(6))[0], expected[0])
+    assert torch.equal(d(z_t, np.array([0.5, 2.0]), hours(6)), expected)
     mapped = torch.func.vmap(lambda s: d(z_t[:1], s, hours(6))[0])(sigma)
     assert torch.allclose(mapped, expected, rtol=0, atol=1e-12)
 

@@ -227,7 +227,8 @@ def test_accumulation(folder):
 
 def test_averaged_weights_are_exported(straight, store):
     r"""What a model folder holds is not the last weights, but their average."""
-    task = make_task(straight.parent, "autoencoder", "soap")
+    steps = {"training__autoencoder__steps": 14}
+    task = make_task(straight.parent, "autoencoder", "soap", **steps)
     trainer = Trainer(task, straight, ALONE, Options(stretch=True))
     trainer.resume()
     last, average = trainer.network.state_dict(), trainer.ema.state_dict()

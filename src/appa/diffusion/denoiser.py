@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -108,7 +109,7 @@ def _levels(sigma_t: Tensor | float, z_t: Tensor) -> Tensor:
     r"""The noise level of each window, with shape :math:`(B)`."""
     # Values are looked at where they are on the host: a device would have to be waited for.
     if not isinstance(sigma_t, Tensor) or _on_host(sigma_t):
-        least = float(sigma_t.min() if isinstance(sigma_t, Tensor) else sigma_t)
+        least = float(sigma_t.min() if isinstance(sigma_t, Tensor) else np.min(sigma_t))
         if not least > 0:
             raise ValueError(f"sigma_t is {least:g}, expected noise levels above 0")
     # in half precision, the square of a large noise level is infinite
@@ -127,8 +128,9 @@ def _levels(sigma_t: Tensor | float, z_t: Tensor) -> Tensor:
 
 def _on_host(x: Tensor) -> bool:
     # what is compiled, or mapped over, has no values to look at
-    mapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
-    return x.device.type == "cpu" and not mapped and not torch.compiler.is_compiling()
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_clock(dates: Any, z: Tensor) -> Tensor:
