@@ -50,6 +50,7 @@ VARIATIONS = (
     Variation("without residual", "representation", {"residual": False}),
     Variation("dps", "guidance", {"guidance": "dps"}),
     Variation("sda", "guidance", {"guidance": "sda"}),
+    Variation("pgdm", "guidance", {"guidance": "pgdm"}),
     Variation("jfps", "guidance", {"guidance": "jfps"}),
     Variation("tmpd", "guidance", {"guidance": "tmpd"}),
     Variation("diffpir", "guidance", {"guidance": "diffpir"}),

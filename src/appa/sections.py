@@ -307,7 +307,7 @@ class Sampling(Section):
     lag: Number | None = None
     new: Count | None = None
     sweeps: Number = 0
-    guidance: Literal["mmps", "sda", "tmpd", "jfps", "diffpir", "dps"] = "mmps"
+    guidance: Literal["mmps", "sda", "tmpd", "pgdm", "jfps", "diffpir", "dps"] = "mmps"
     solver: Literal["gmres", "cg"] = "gmres"
     iterations: Count = 20
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01

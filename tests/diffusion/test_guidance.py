@@ -64,7 +64,7 @@ def test_mmps_is_exact_for_gaussians(sigma, solver):
     assert 0 < mmps.products <= 2 * M
 
 
-@pytest.mark.parametrize("name", ["sda", "tmpd", "jfps"])
+@pytest.mark.parametrize("name", ["sda", "tmpd", "pgdm", "jfps"])
 @pytest.mark.parametrize("sigma", [0.05, 0.7, 20.0])
 def test_cheaper_ones_are_exact_where_their_guess_is(name, sigma):
     r"""Independent latents, each observed once."""

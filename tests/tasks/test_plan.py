@@ -106,7 +106,7 @@ class Counter:
         del self.model.decode, self.model.linearize
 
 
-@pytest.mark.parametrize("guidance", ["mmps", "tmpd", "dps", "jfps"])
+@pytest.mark.parametrize("guidance", ["mmps", "tmpd", "dps", "pgdm", "jfps"])
 @pytest.mark.parametrize("mode", ["composed", "sequential"])
 def test_a_reanalysis_costs_what_was_planned(model, guidance, mode):
     r"""Denoiser and decoder, forward and back, with hours observed here and there."""

@@ -89,7 +89,7 @@ def drawing(
     ] = None,
     guidance: Annotated[
         str | None,
-        typer.Option(help="mmps, sda, tmpd, jfps, diffpir or dps.", rich_help_panel=DRAWING),
+        typer.Option(help="mmps, sda, tmpd, pgdm, jfps, diffpir or dps.", rich_help_panel=DRAWING),
     ] = None,
     solver: Annotated[
         str | None, typer.Option(help="gmres or cg.", rich_help_panel=DRAWING)

@@ -10,6 +10,7 @@ none        1
 `mmps`      1                 :math:`k + p`         :math:`h + 4 p h`  :math:`2 k \, h`
 `tmpd`      1                 2                     :math:`h`          :math:`3 h`
 `sda, dps`  1                 1                     :math:`h`          :math:`h`
+`pgdm`      1                 1                     :math:`h`          :math:`2 k \, h`
 others      1                                       :math:`h`          :math:`2 k \, h`
 =========== ================= ===================== ================== =======================
 
@@ -63,7 +64,7 @@ from .settings import Settings
 __all__ = ["Passes", "Plan", "passes", "plan"]
 
 TASKS = ("reanalysis", "filter", "forecast")
-SOLVED = ("mmps", "jfps", "diffpir")  # guidances that solve a system
+SOLVED = ("mmps", "pgdm", "jfps", "diffpir")  # guidances that solve a system
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def passes(guidance: str, iterations: int, guided: bool, observed: int, probes: 
         "mmps": (iterations + probes, solve),
         "tmpd": (2, 3),
         "sda": (1, 1),
+        "pgdm": (1, solve),
         "dps": (1, 1),
     }.get(guidance, (0, solve))
     forward = 1 + 4 * probes if guidance == "mmps" else 1

@@ -6,6 +6,7 @@ name        what it takes for the covariance of the observations         Jacobia
 `sda`       diagonal: :math:`\Sigma_y + \gamma \, v_t \,                 once
             \operatorname{diag}(A A^\top)`
 `tmpd`      diagonal: :math:`\Sigma_y + A V A^\top \mathbf{1}`           twice
+`pgdm`      :math:`\Sigma_y + v_t A A^\top`                              once
 `jfps`      :math:`\Sigma_y + v_t A A^\top`                              never
 `diffpir`   :math:`\Sigma_y + (\sigma_t^2 / \lambda) A A^\top`           never
 `dps`       none: a step of fixed length along the gradient              once
@@ -13,7 +14,8 @@ name        what it takes for the covariance of the observations         Jacobia
 
 with :math:`v_t = \sigma_t^2 / (\sigma_t^2 + 1)`, the variance that remains of standardized,
 independent latents. On Gaussian priors with correlations none of them is right: see
-`tests/exact/README.md`.
+`tests/exact/README.md`. (Of :mod:`azula.guidance`, RePaint is not among them, which knows
+observations of latents themselves alone, nor TDS, whose members would depend on each other.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ..likelihood import Likelihood
 from .base import Gradient, Guidance
 from .linear import Linearized
 
-__all__ = ["DPS", "JFPS", "SDA", "TMPD", "DiffPIR"]
+__all__ = ["DPS", "JFPS", "PGDM", "SDA", "TMPD", "DiffPIR"]
 
 
 class SDA(Gradient):
@@ -60,6 +62,16 @@ class TMPD(Gradient):
         ones = torch.ones_like(observed.departure)
         variance = observed.A(cov_z(observed.At(ones))).clip(min=0)
         return observed.departure / (observed.likelihood.variance + variance)
+
+
+class PGDM(Gradient):
+    r"""Pseudoinverse-guided diffusion (Song et al., 2023): :math:`v` with :math:`v_t I` for
+    :math:`V`, and the correction :math:`V A^\top v` with the denoiser's own."""
+
+    def correct(self, observed, sigma_t, cov_z):
+        v_t = sigma_t**2 / (sigma_t**2 + 1)
+        along = self.solve(observed, sigma_t, lambda w: v_t * w, observed.departure)
+        return cov_z(along / v_t)
 
 
 class DPS(Gradient):
