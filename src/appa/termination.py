@@ -14,10 +14,9 @@ __all__ = ["Terminated", "terminable"]
 
 class Terminated(SystemExit):
     r"""The end of a process that was sent SIGTERM: blocks are left in order, and its exit status is
-    128 + SIGTERM, as shells have it."""
+    128 + SIGTERM, as shells have it, also where it comes from another process."""
 
-    def __init__(self, code: int = 128 + signal.SIGTERM) -> None:
-        super().__init__(code)
+    code = 128 + signal.SIGTERM
 
 
 @contextmanager

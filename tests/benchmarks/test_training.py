@@ -7,7 +7,19 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from appa.config import load_config
+from appa.costs import denoiser_flops
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_operations_are_counted(monkeypatch):
+    r"""Without computing anything."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = importlib.import_module("windows").operations(load_config("planet"))
+    assert found["denoise"] == pytest.approx(denoiser_flops(load_config("planet")), rel=0.06)
 
 
 def test_the_default_preset_trains(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from appa.data.grids import Grid
 from appa.data.variables import SURFACE
 from appa.errors import DataError
+from appa.observations.mixing import slopes_of
 from appa.observations.observables import REGISTRY, find, known, observable
 
 from .small_states import (
@@ -212,3 +213,19 @@ def test_what_is_curved(registry):
         rows = points(latitude, longitude, name, level=level)
         (operator,) = compiled(rows, make_space(SMALL))
         assert operator.curved.tolist() == [curved] * 12, name
+
+
+def test_an_input_that_an_observable_does_not_use(registry):
+    r"""Or uses to choose alone: it has no slope."""
+
+    @observable("cold", units="K", inputs=("2m_temperature", "mean_sea_level_pressure"))
+    def cold(t, p):
+        return t - 280
+
+    space = make_space(Grid("equiangular-cells", 4, 8))
+    (operator,) = compiled(points([20.0], [100.0], "cold", 5.0, 2.0), space)
+    (slope,) = slopes_of(operator, torch.zeros(1, *space.shape))
+    assert slope is not None
+    first, second = slope[0, 0].chunk(2)
+    assert first.any()
+    assert not second.any()

@@ -319,6 +319,7 @@ def test_nothing_left_of_one_source(tmp_path):
     with pytest.raises(DataError, match="the dataset, source 2: no observation is left of 0"):
         read_observations([long(), empty])
     assert len(read_observations([long(), long(latitude=51.0)])) == 6
+    assert len(read_observations([long().head(0), long()])) == 3  # nothing was there to be left
 
 
 def test_humidity_as_a_fraction():

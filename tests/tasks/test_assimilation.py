@@ -21,6 +21,7 @@ import appa.diffusion.sequential as sequential
 import appa.tasks.assimilation as assimilation
 import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
+from appa.diffusion.likelihood import probed_strength
 from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
 from appa.observations import observables
@@ -32,6 +33,7 @@ from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
 from appa.tasks.settings import Settings
+from appa.termination import Terminated
 
 from . import small
 
@@ -423,6 +425,35 @@ def test_two_processes_draw_what_one_does(model, tmp_path):
     same(alone, apart.load(), 1e-4)
     assert apart.attrs["solver_products"] == alone.attrs["solver_products"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]
+
+
+def test_a_process_that_was_told_to_end_begins_no_other_part(model, monkeypatch):
+    r"""One that waits in its queue already cannot be cancelled."""
+    begun = []
+
+    def drawn(part, *_):
+        begun.append(part)
+        raise Terminated
+
+    monkeypatch.setattr(runs, "drawn_part", drawn)
+    monkeypatch.setattr(runs, "_here", {"posterior": None, "steps": None})
+    for number in range(2):
+        with pytest.raises(Terminated):
+            runs.work(runs.Part(range(number, number + 1), 0), None, {})
+    assert len(begun) == 1
+
+
+def test_strength_is_probed_hour_by_hour(model, monkeypatch):
+    r"""While all hours are linearized elsewhere, one more at a time fits in memory."""
+    settings = Settings.of(model.config, **STEPS)
+    posterior, _ = assimilation.given_observations(model, stations(), START, 4, settings)
+    seen, z = posterior.observed(0, range(4)), torch.randn(1, 4, *model.config.latent_shape)
+    expected = probed_strength(seen, z)
+    sizes, linearize = [], model.linearize
+    monkeypatch.setattr(model, "linearize", lambda z: sizes.append(z.shape[1]) or linearize(z))
+    assert float(seen.strength(z)) == pytest.approx(float(expected), rel=1e-5)
+    assert set(sizes) == {1}
+    assert seen.strength(z) is seen.strength(z)
 
 
 # ---------------------------------------------------------------- what the decoder cannot express

@@ -127,8 +127,8 @@ def _levels(sigma_t: Tensor | float, z_t: Tensor) -> Tensor:
 
 
 def _on_host(x: Tensor) -> bool:
-    # what is compiled, or mapped over, has no values to look at
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    # what is compiled, mapped over, or counted with fake tensors, has no values to look at
+    if x.device.type != "cpu" or type(x) is not Tensor or torch.compiler.is_compiling():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -22,6 +22,8 @@ __all__ = [
     "StackedLikelihood",
     "probed_gain",
     "probed_strength",
+    "random_signs",
+    "strength_of",
     "twice_differentiated",
 ]
 
@@ -114,18 +116,29 @@ def probed_gain(likelihood: Any, z: Tensor, probes: int = 16) -> Tensor:
 def probed_strength(likelihood: Any, z: Tensor) -> Tensor:
     r"""The mean of the diagonal of :math:`L^{-1} A A^\top L^{-\top}` at :math:`z = 0`, likewise;
     of many observations, a few probes tell their mean."""
-    found = _probes(likelihood, z, STRENGTH_PROBES)
-    return torch.stack([likelihood.whiten(v).square().mean() for v in found]).mean()
+    return strength_of([likelihood.whiten(v) for v in _probes(likelihood, z, STRENGTH_PROBES)])
+
+
+def strength_of(probed: Sequence[Tensor]) -> Tensor:
+    r"""The mean square of products :math:`L^{-1} A w` with random signs, as far as it is defined at
+    :math:`z = 0`, or 1."""
+    squares = torch.cat(list(probed)).square()
+    squares = squares[squares.isfinite()]
+    return squares.mean() if squares.numel() else torch.ones((), device=squares.device)
+
+
+def random_signs(z: Tensor, probes: int) -> list[Tensor]:
+    r"""Random signs with the shape of windows."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1 for _ in range(probes)]
 
 
 def _probes(likelihood: Any, z: Tensor, probes: int) -> list[Tensor]:
     r"""Products of :math:`A` at :math:`z = 0` with random signs, with shape :math:`(1, N)` each."""
     with torch.enable_grad():
         _, product = likelihood.linearize(torch.zeros_like(z).requires_grad_())
-    generator = torch.Generator().manual_seed(0)
-    signs = [torch.randint(0, 2, z.shape, generator=generator).to(z) * 2 - 1 for _ in range(probes)]
     with torch.no_grad():
-        return [product(w).detach() for w in signs]
+        return [product(w).detach() for w in random_signs(z, probes)]
 
 
 class GaussianLikelihood:

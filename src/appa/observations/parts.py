@@ -139,7 +139,7 @@ class Derived:
             inputs = [gather(x.detach().flatten(1)).requires_grad_() for gather in self.inputs]
             # a row depends on its own inputs alone, so that one sum has all derivatives
             total = (self._evaluate(inputs) / self.error.to(x.dtype)).sum()
-            found = torch.autograd.grad(total, inputs)
+            found = torch.autograd.grad(total, inputs, materialize_grads=True)
         parts = [
             self._by_row(g.unsqueeze(-1) * gather.weight.to(x.dtype), k)
             for g, gather, k in zip(found, self.inputs, self.columns, strict=True)

@@ -76,15 +76,20 @@ def read_observations(
     names = _named(units or {}, ("level", "elevation"), "units")
     errors, several = _named(error or {}, (), "error"), isinstance(source, (list, tuple))
     rules = Rules(names, errors, span.to_timedelta64(), levels, dict(columns or {}), several)
-    out = Observations()
+    out, empty = Observations(), []
     for name, part in _parts(source, rules):
         if not _anything(part):
             bad = sum(part.excluded["count"].tolist())
+            if not bad and part.gridded is None:  # e.g. of an hour in which nothing was reported
+                empty.append(name)
+                continue
             left = f"{bad:,} found:\n{checks.describe(part.excluded)}" if bad else "0 found"
             raise DataError(f"{name}: no observation is left of {left}")
         out = out + part
     if not len(out):
-        raise DataError("no observation is left of 0 found: there is no source")
+        raise DataError(
+            f"{', '.join(empty) or 'there is no source'}: no observation is left of 0 found"
+        )
     found = checks.describe(out.excluded)
     bad = sum(out.excluded["count"].tolist())
     if strict and bad:

@@ -212,6 +212,7 @@ class ResidualSampler:
         solved: dict[int, Solution] | None = None,
         tolerance: float = 3e-6,
         iterations: int = 500,
+        advance: Callable[[int], None] = lambda channels: None,
     ) -> tuple[Tensor, Report]:
         r"""Draws :math:`r \sim p(r \mid y, z)`.
 
@@ -230,6 +231,7 @@ class ResidualSampler:
                 channels of the same members.
             tolerance: The relative residual at which the solver stops.
             iterations: The most iterations it does.
+            advance: What is called with the number of channels that were drawn since.
 
         Returns:
             The draws, standardized, to be added to :math:`D(z)`, with shape
@@ -265,6 +267,7 @@ class ResidualSampler:
             report.iterations = max(report.iterations, found.iterations)
             report.residual = max(report.residual, float(found.residual.max()))
             report.channels += [rep.channels[c].name for c in group]
+            advance(len(group))
         kept: dict[int, Solution] = {} if solved is None else solved
         for mixed in groups:
             own = [c for c in mixed.channels if c in place]
@@ -287,8 +290,10 @@ class ResidualSampler:
             report.iterations = max(report.iterations, found.iterations)
             report.residual = max(report.residual, float(found.residual.max()))
             report.channels += [rep.channels[c].name for c in own]
+            advance(len(own))
         for c, k in place.items():
             out[:, :, k] *= self._std(c)
+        advance(len(chosen) - len(report.channels))
         return out, report
 
     def tied(self, operators: Sequence[Any], channels: Iterable[int]) -> list[int]:

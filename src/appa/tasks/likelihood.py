@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..diffusion.likelihood import probed_gain, probed_strength
+from ..diffusion.likelihood import STRENGTH_PROBES, probed_gain, random_signs, strength_of
 from ..observations.errors import WindowCovariance
 from ..observations.operators import HourOperator
 from .model import Model
@@ -113,7 +113,15 @@ class StatesLikelihood:
 
     def strength(self, z: Tensor) -> Tensor:
         if self._strength is None:
-            self._strength = probed_strength(self, z)
+            # hour by hour: it is asked for while an evaluation has linearized all hours already
+            signs = random_signs(z, STRENGTH_PROBES)
+            found: list[list[Tensor]] = [[] for _ in signs]
+            with torch.no_grad():
+                for one in (pair for group in self.groups for pair in group):
+                    _, product = self._linearize([one], torch.zeros_like(z))
+                    for rows, w in zip(found, signs, strict=True):
+                        rows.append(product(w))
+            self._strength = strength_of([self.whiten(torch.cat(rows, dim=1)) for rows in found])
         return self._strength
 
     def members(self, chosen: slice) -> StatesLikelihood:

@@ -64,6 +64,8 @@ class Residuals:
         self.known, self.past, self.sources = known, past, list(sources)
         self.at_once = at_once or len(z) * len(model.config.channels)
         self.batch = batch or decode_batch(model)
+        #: What is called with the number of channels of members that were drawn since.
+        self.advance: Callable[[int], None] = lambda channels: None
         #: The largest relative residual that interpolation left.
         self.left = 0.0
         #: The number of observations that it could not use, see :mod:`..observations.mixing`.
@@ -111,6 +113,7 @@ class Residuals:
                 above=above,
                 slopes=[[None if s is None else s[own] for s in hour] for hour in slopes],
                 solved=self._solved.setdefault(tuple(few), {}),
+                advance=lambda number: self.advance(number * len(few)),
             )
             self.left, self.unused = max(self.left, report.residual), report.unused
             return r[:, self.hours]
@@ -121,6 +124,7 @@ class Residuals:
         later = self.sampler.forward(
             past, len(self.operators) - self.known, noise, channels=channels, above=above
         )
+        self.advance(len(channels) * len(few))
         none = later.new_zeros(len(few), self.known, *later.shape[2:])
         return torch.cat([none, later], dim=1)[:, self.hours]
 

@@ -28,9 +28,9 @@ from ..errors import DataError
 from ..machine import free_memory
 from ..observations.checks import describe
 from ..progress import progress
-from ..termination import terminable
+from ..termination import Terminated, terminable
 from .background import against_prior
-from .ensembles import EnsembleArrays, provenance
+from .ensembles import Ensemble, EnsembleArrays, provenance
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
 from .model import Model
@@ -135,8 +135,12 @@ class Run:
                     parts.append(Part(chunk, self.seed))
             if parts:
                 self._check(keeper)
-            bar = stack.enter_context(progress(len(chunks) * steps, "drawing", unit="steps"))
-            bar.skip((len(chunks) - len(parts)) * steps)
+            # what the decoder lacks is drawn as members are written, a channel counts for a step
+            lacking = self._lacking(ensemble)
+            left = len(parts) * steps + sum(len(part.members) for part in parts) * lacking
+            total = len(chunks) * steps + self.members * lacking
+            bar = stack.enter_context(progress(total, "drawing", unit="steps"))
+            bar.skip(total - left)
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
@@ -145,6 +149,8 @@ class Run:
             stack.callback(drawn.close)  # of an error here, what draws elsewhere hears at once
             for part, result in zip(parts, drawn, strict=True):
                 r = self.posterior.residual(result.z, part.members, self.seed, hours)
+                if r is not None:
+                    r.advance = bar.advance
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 left = (0.0, 0.0) if r is None else (r.left, float(r.unused))
                 told = torch.tensor(left, dtype=torch.float64)
@@ -199,6 +205,12 @@ class Run:
         if keeper is not None:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
+
+    def _lacking(self, ensemble: Ensemble) -> int:
+        r"""The number of channels of which what the decoder lacks is drawn."""
+        if self.posterior.representation is None or not self.posterior.settings.residual:
+            return 0
+        return sum(len(field.channels) for field in ensemble.fields)
 
     def _check(self, keeper: RunState | None) -> None:
         r"""Compares observations with the prior, where that is asked for."""
@@ -274,7 +286,9 @@ class Counted:
     def load(self, name: str) -> dict[str, Tensor] | None:
         kept = self.state.load(name)
         if kept is not None:
-            self.guidance.recall(kept.pop("solves").tolist())
+            solved = kept.pop("solves", None)
+            if solved is not None:  # else of an earlier version
+                self.guidance.recall(solved.tolist())
         return kept
 
     def save(
@@ -392,9 +406,16 @@ def begin(posterior: Posterior, steps: Any, threads: int) -> None:
 
 
 def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
-    r"""Draws a part in a process."""
-    with terminable():
-        return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
+    r"""Draws a part in a process, unless that was told to end: a part that waits for it already
+    cannot be taken back."""
+    if _here.get("ended"):
+        raise Terminated
+    try:
+        with terminable():
+            return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
+    except Terminated:
+        _here["ended"] = True
+        raise
 
 
 def drawn_part(
