@@ -443,6 +443,14 @@ def test_a_process_that_was_told_to_end_begins_no_other_part(model, monkeypatch)
     assert len(begun) == 1
 
 
+def test_many_small_things_are_a_few_steps():
+    steps = []
+    share = runs.Share(steps.append, 71, 3)
+    for n in (1, 30, 20, 20):
+        share(n)
+    assert steps == [0, 1, 1, 1]
+
+
 def test_strength_is_probed_hour_by_hour(model, monkeypatch):
     r"""While all hours are linearized elsewhere, one more at a time fits in memory."""
     settings = Settings.of(model.config, **STEPS)

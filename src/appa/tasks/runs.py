@@ -135,12 +135,12 @@ class Run:
                     parts.append(Part(chunk, self.seed))
             if parts:
                 self._check(keeper)
-            # what the decoder lacks is drawn as members are written, a channel counts for a step
+            # what the decoder lacks is drawn as members are written, and takes about a fifth
             lacking = self._lacking(ensemble)
-            left = len(parts) * steps + sum(len(part.members) for part in parts) * lacking
-            total = len(chunks) * steps + self.members * lacking
-            bar = stack.enter_context(progress(total, "drawing", unit="steps"))
-            bar.skip(total - left)
+            worth = max(1, steps // 5) if lacking else 0
+            each = steps + worth
+            bar = stack.enter_context(progress(len(chunks) * each, "drawing", unit="steps"))
+            bar.skip((len(chunks) - len(parts)) * each)
             if self.workers == 1 or len(parts) < 2:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
@@ -150,7 +150,7 @@ class Run:
             for part, result in zip(parts, drawn, strict=True):
                 r = self.posterior.residual(result.z, part.members, self.seed, hours)
                 if r is not None:
-                    r.advance = bar.advance
+                    r.advance = Share(bar.advance, len(part.members) * lacking, worth)
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 left = (0.0, 0.0) if r is None else (r.left, float(r.unused))
                 told = torch.tensor(left, dtype=torch.float64)
@@ -298,6 +298,23 @@ class Counted:
 
     def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.state.done(name, tensors)
+
+
+class Share:
+    r"""Counts many small things as a few steps.
+
+    Arguments:
+        advance: What is called with steps.
+        number: The number of things.
+        worth: The number of steps they are taken for.
+    """
+
+    def __init__(self, advance: Callable[[int], None], number: int, worth: int):
+        self.advance, self.number, self.worth, self.done = advance, number, worth, 0
+
+    def __call__(self, n: int) -> None:
+        before, self.done = self.worth * self.done // self.number, self.done + n
+        self.advance(self.worth * self.done // self.number - before)
 
 
 def solves(guidance: Guidance) -> Tensor:
