@@ -8,7 +8,7 @@ import re
 import pytest
 
 from appa import progress as module
-from appa.progress import progress
+from appa.progress import Share, progress
 
 
 class Clock:
@@ -81,3 +81,11 @@ def test_a_bar_stays_where_it_took_long(clock, monkeypatch, seconds, stays):
     left = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", told.rpartition("\x1b[2K")[2])
     assert ("10/10 steps" in left) == stays
     assert bool(left.strip()) == stays
+
+
+def test_many_small_things_are_a_few_steps():
+    steps = []
+    share = Share(steps.append, 71, 3)
+    for n in (1, 30, 20, 20):
+        share(n)
+    assert steps == [0, 1, 1, 1]

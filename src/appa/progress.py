@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "Share", "progress"]
 
 SHORT, BETWEEN = 5.0, 10.0  # seconds that need no word, and between two lines in a log
 
@@ -44,6 +44,23 @@ class Progress:
             left = (now - then) / (self.done - before) * (self.total - self.done)
             line = f"{self.description}: {self.done}/{self.total} {self.unit}, {left:.0f} s left"
             print(line, file=sys.stderr, flush=True)
+
+
+class Share:
+    r"""Counts many small things as a few steps.
+
+    Arguments:
+        advance: What is called with steps.
+        number: The number of things.
+        worth: The number of steps they are taken for.
+    """
+
+    def __init__(self, advance: Callable[[int], None], number: int, worth: int):
+        self.advance, self.number, self.worth, self.done = advance, number, worth, 0
+
+    def __call__(self, n: int) -> None:
+        before, self.done = self.worth * self.done // self.number, self.done + n
+        self.advance(self.worth * self.done // self.number - before)
 
 
 @contextmanager

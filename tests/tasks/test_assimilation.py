@@ -5,11 +5,8 @@ Whether posteriors are right is in `tests/exact`.
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -33,7 +30,6 @@ from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
 from appa.tasks.settings import Settings
-from appa.termination import Terminated
 
 from . import small
 
@@ -392,31 +388,6 @@ def test_one_hour_tells_no_motion(model):
         model.forecast(small.states().isel(time=[0]), 2, members=1, steps=1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_processes_end_with_their_parent():
-    r"""Killed, it takes those that draw along."""
-    code = (
-        "import multiprocessing, os, time\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "from appa.tasks.runs import begin\n"
-        "context = multiprocessing.get_context('spawn')\n"
-        "pool = ProcessPoolExecutor(1, context, begin, (None, None, 1))\n"
-        "print(pool.submit(os.getpid).result(), flush=True)\n"
-        "pool.submit(time.sleep, 600).result()\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    status = Path("/proc") / parent.stdout.readline().strip() / "status"
-    assert "State:" in status.read_text()
-    parent.kill()
-    parent.wait()
-    for _ in range(600):
-        if not status.exists() or "State:\tZ" in status.read_text():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it goes on")
-
-
 def test_two_processes_draw_what_one_does(model, tmp_path):
     options = {"members": 3, "seed": 5, "batch": 1, **STEPS}
     alone = model.reanalysis(stations(), START, 4, **options)
@@ -425,30 +396,6 @@ def test_two_processes_draw_what_one_does(model, tmp_path):
     same(alone, apart.load(), 1e-4)
     assert apart.attrs["solver_products"] == alone.attrs["solver_products"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]
-
-
-def test_a_process_that_was_told_to_end_begins_no_other_part(model, monkeypatch):
-    r"""One that waits in its queue already cannot be cancelled."""
-    begun = []
-
-    def drawn(part, *_):
-        begun.append(part)
-        raise Terminated
-
-    monkeypatch.setattr(runs, "drawn_part", drawn)
-    monkeypatch.setattr(runs, "_here", {"posterior": None, "steps": None})
-    for number in range(2):
-        with pytest.raises(Terminated):
-            runs.work(runs.Part(range(number, number + 1), 0), None, {})
-    assert len(begun) == 1
-
-
-def test_many_small_things_are_a_few_steps():
-    steps = []
-    share = runs.Share(steps.append, 71, 3)
-    for n in (1, 30, 20, 20):
-        share(n)
-    assert steps == [0, 1, 1, 1]
 
 
 def test_strength_is_probed_hour_by_hour(model, monkeypatch):

@@ -101,7 +101,7 @@ class Coupled:
         mixed: The rows.
         slopes: The slopes of each hour.
         rep: The covariance of :math:`r`.
-        priors: The correlation of a channel.
+        priors: The correlation of a channel over some hours.
         shape: That of the fields of a channel, :math:`(L, H, W)`.
         device: Where it is solved.
     """
@@ -111,7 +111,7 @@ class Coupled:
         mixed: Mixed,
         slopes: Sequence[Slopes],
         rep: Representation,
-        priors: Callable[[int], Correlated],
+        priors: Callable[[int, int], Correlated],
         shape: Sequence[int],
         device: torch.device,
     ):
@@ -139,7 +139,7 @@ class Coupled:
         flat = v.new_zeros(len(v), int(np.prod(self.shape)))
         for row, place, weight in entries or self._entries(channel):
             flat.index_add_(1, place, v.index_select(1, row) * weight)
-        return self.priors(channel).matmul(flat.unflatten(1, self.shape))
+        return self.priors(channel, self.shape[0]).matmul(flat.unflatten(1, self.shape))
 
     def solve(self, b: Tensor, iterations: int, tolerance: float) -> Solution:
         r"""Solutions of :math:`(M, n)`."""

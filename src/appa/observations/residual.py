@@ -95,6 +95,13 @@ class Report:
     residual: float = 0.0
     channels: list[str] = field(default_factory=list)  # those that were observed
 
+    def add(self, found: Solution, used: int, channels: Iterable[str]) -> None:
+        r"""Adds what was solved for some channels."""
+        self.used += used
+        self.iterations = max(self.iterations, found.iterations)
+        self.residual = max(self.residual, float(found.residual.max()))
+        self.channels += channels
+
 
 @dataclass
 class _Rows:
@@ -263,17 +270,14 @@ class ResidualSampler:
             b = departure[:, system.which].to(u).movedim(1, 0) + eps - system.observe(u)
             found = system.solve(b, iterations, tolerance)
             out[:, :, at] = (u + system.spread(found.x.view_as(b))).movedim(0, 2)
-            report.used += system.which.numel()
-            report.iterations = max(report.iterations, found.iterations)
-            report.residual = max(report.residual, float(found.residual.max()))
-            report.channels += [rep.channels[c].name for c in group]
+            report.add(found, system.which.numel(), [rep.channels[c].name for c in group])
             advance(len(group))
         kept: dict[int, Solution] = {} if solved is None else solved
         for mixed in groups:
             own = [c for c in mixed.channels if c in place]
             if not own:
                 continue
-            system = Coupled(mixed, slopes or (), rep, self._prior_of(operators), shape, device)
+            system = Coupled(mixed, slopes or (), rep, self.prior, shape, device)
             if mixed.channels[0] not in kept:
                 eps = noise((len(mixed.which),), mixed.channels[0], 1).to(device)
                 b = departure[:, mixed.which.to(departure.device)].to(out) + eps
@@ -286,10 +290,7 @@ class ResidualSampler:
             found = kept[mixed.channels[0]]
             for c in own:
                 out[:, :, place[c]] += system.spread(c, found.x)
-            report.used += len(mixed.which)
-            report.iterations = max(report.iterations, found.iterations)
-            report.residual = max(report.residual, float(found.residual.max()))
-            report.channels += [rep.channels[c].name for c in own]
+            report.add(found, len(mixed.which), [rep.channels[c].name for c in own])
             advance(len(own))
         for c, k in place.items():
             out[:, :, k] *= self._std(c)
@@ -313,9 +314,6 @@ class ResidualSampler:
         if not above or channel not in above:
             return u
         return bounded(u, above[channel], self._std(channel))
-
-    def _prior_of(self, operators: Sequence[Any]) -> Callable[[int], Correlated]:
-        return lambda channel: self.prior(channel, len(operators))
 
     def _groups(self, operators: Sequence[Any], slopes: Sequence[Slopes] | None) -> list[Mixed]:
         r"""Channels that observations tie together; by derived ones too, where slopes are known."""

@@ -1,35 +1,28 @@
 r"""Runs: members are drawn a few at a time, decoded and given out.
 
 Where there is a place to write to, steps are kept beside it, and a run that is killed goes on at
-its last; SIGTERM ends it as Ctrl-C does, with its last step kept. On a CPU members may be drawn by
-several processes: they are independent of each other.
+its last; SIGTERM ends it as Ctrl-C does, with its last step kept.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import queue
-import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..diffusion.guidance import Guidance
 from ..errors import DataError
 from ..machine import free_memory
 from ..observations.checks import describe
-from ..progress import progress
-from ..termination import Terminated, terminable
+from ..progress import Share, progress
+from ..termination import terminable
 from .background import against_prior
+from .drawing import Part, apart, drawn_part
 from .ensembles import Ensemble, EnsembleArrays, provenance
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
@@ -269,186 +262,6 @@ class Run:
             "residual_solver_residual": interpolated,
             "residual_unused": int(unused),
         }
-
-
-class Counted:
-    r"""Where a draw keeps its steps, and beside them how its solves went so far: a run that goes on
-    knows it of all its steps.
-
-    Arguments:
-        state: The steps.
-        guidance: What solves, and counts.
-    """
-
-    def __init__(self, state: RunState, guidance: Guidance):
-        self.state, self.guidance = state, guidance
-
-    def load(self, name: str) -> dict[str, Tensor] | None:
-        kept = self.state.load(name)
-        if kept is not None:
-            solved = kept.pop("solves", None)
-            if solved is not None:  # else of an earlier version
-                self.guidance.recall(solved.tolist())
-        return kept
-
-    def save(
-        self, name: str, tensors: Mapping[str, Tensor], step: int, force: bool = False
-    ) -> bool:
-        return self.state.save(name, {**tensors, "solves": solves(self.guidance)}, step, force)
-
-    def done(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self.state.done(name, tensors)
-
-
-class Share:
-    r"""Counts many small things as a few steps.
-
-    Arguments:
-        advance: What is called with steps.
-        number: The number of things.
-        worth: The number of steps they are taken for.
-    """
-
-    def __init__(self, advance: Callable[[int], None], number: int, worth: int):
-        self.advance, self.number, self.worth, self.done = advance, number, worth, 0
-
-    def __call__(self, n: int) -> None:
-        before, self.done = self.worth * self.done // self.number, self.done + n
-        self.advance(self.worth * self.done // self.number - before)
-
-
-def solves(guidance: Guidance) -> Tensor:
-    r"""How solves went: the largest residual, the largest in the end, and the number of products,
-    with shape :math:`(3)`."""
-    counts = [guidance.residual, guidance.misfit, guidance.products]
-    return torch.tensor(counts, dtype=torch.float64)
-
-
-class Drawn(NamedTuple):
-    r"""What was drawn: latents of the whole period, and how its :func:`solves` went."""
-
-    z: Tensor
-    solves: Tensor
-
-
-class Part(NamedTuple):
-    r"""Members that are drawn together."""
-
-    members: range
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"members-{self.members[0]}-{self.members[-1]}"
-
-    def draw(
-        self, posterior: Posterior, advance: Callable[[], None], keeper: RunState | None
-    ) -> Drawn:
-        r"""Draws them."""
-        guidance = posterior.guidance
-        guidance.forget()
-        z = posterior.draw(
-            self.members,
-            self.seed,
-            batch=len(self.members),
-            advance=advance,
-            keeper=None if keeper is None else Counted(keeper, guidance),
-            name=self.name,
-        )
-        return Drawn(z, solves(guidance))
-
-
-# ---------------------------------------------------------------- several processes
-
-
-def apart(
-    posterior: Posterior,
-    parts: list[Part],
-    workers: int,
-    advance: Callable[[], None],
-    folder: Path | None,
-    key: dict[str, Any],
-) -> Generator[Drawn]:
-    r"""Draws parts in processes of their own, each with its share of the threads, and gives them in
-    order."""
-    # not forked: threads and libraries that are running would be in an unknown state
-    context = multiprocessing.get_context("spawn")
-    steps: Any = context.Queue()
-    threads = max(1, torch.get_num_threads() // workers)
-    pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
-    try:
-        futures = [pool.submit(work, part, folder, key) for part in parts]
-        for future in futures:
-            while not future.done():
-                wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
-                drain(steps, advance)
-            yield future.result()
-        drain(steps, advance)
-    except BaseException:
-        # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep
-        # their steps and end
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def drain(steps: Any, advance: Callable[[], None]) -> None:
-    r"""Advances by the steps that processes have told of."""
-    while True:
-        try:
-            steps.get_nowait()
-        except queue.Empty:
-            return
-        advance()
-
-
-_here: dict[str, Any] = {}  # of a process that draws: what it draws from, and where it tells
-
-
-def begin(posterior: Posterior, steps: Any, threads: int) -> None:
-    r"""Begins a process, which ends with its parent, however that ends: what goes on with the run
-    must not find it still drawing."""
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    torch.set_num_threads(threads)
-    _here.update(posterior=posterior, steps=steps)
-
-
-def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
-    r"""Draws a part in a process, unless that was told to end: a part that waits for it already
-    cannot be taken back."""
-    if _here.get("ended"):
-        raise Terminated
-    try:
-        with terminable():
-            return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
-    except Terminated:
-        _here["ended"] = True
-        raise
-
-
-def drawn_part(
-    part: Part,
-    posterior: Posterior,
-    folder: Path | None,
-    key: dict[str, Any],
-    advance: Callable[[], None],
-) -> Drawn:
-    r"""Draws a part, whose steps have a folder of their own in the run's: whichever process draws
-    it, another finds them. They stay until the part is written."""
-    with ExitStack() as stack:
-        keeper = None
-        if folder is not None:
-            keeper = stack.enter_context(RunState(folder / part.name, key))
-        return part.draw(posterior, advance, keeper)
 
 
 # ---------------------------------------------------------------- what it takes
