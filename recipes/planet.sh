@@ -6,7 +6,7 @@
 #   WORK=/dev/shm recipes/planet.sh planet simulate autoencoder
 #                                            some of the steps, their data elsewhere
 #
-# The data take 91 GB, those of planet-large 88 GB. Each step goes on where it was when it is killed
+# The data take 91 GB, those of planet-large 112 GB. Each step goes on where it was when it is killed
 # and called again; data and networks that are done are not made again.
 # `runs/PRESET` holds the model, `runs/PRESET/scores` what it is worth.
 set -eu
@@ -25,11 +25,11 @@ SINGLE=$STATES # what the autoencoder is trained on
 # validate and to test, three days out of every fifteen of a year.
 SIMULATED="--members 36 --held-out 2 --stretch 72 --each 15"
 if [ "$PRESET" = planet-large ]; then
-    # A large autoencoder would learn three days out of fifteen by heart: it has states of all days
-    # of more members, every ten hours, so that each second hour of the day is among them. (Of every
-    # eighth hour, it knew the sun over continents at three times of day, and erred at others.)
+    # A large autoencoder would learn three days out of fifteen by heart: it has states of all days,
+    # every five hours, so that all hours of the day are among them. (Of every eighth hour, it knew
+    # the sun over continents at three times of day, and erred at others.)
     STATES=$WORK/planet-hours.zarr
-    SINGLE=$WORK/planet-10h.zarr
+    SINGLE=$WORK/planet-5h.zarr
     SIMULATED="--members 1 --held-out 6 --stretch 96 --each 30"
 fi
 
@@ -43,7 +43,7 @@ for step in $STEPS; do
         ;;
     single)
         [ "$SINGLE" = "$STATES" ] || [ -d "$SINGLE" ] || $APPA data simulate "$SINGLE" \
-            --members 56 --held-out 2 --first-year 1901 --days 360 --every 10
+            --members 36 --held-out 2 --first-year 1901 --days 360 --every 5
         ;;
     autoencoder)
         $APPA train autoencoder "$PRESET" --data "$SINGLE" --out "$RUN" \
