@@ -51,7 +51,7 @@ def config(window: int = 8, **autoencoder) -> Config:
             "window": window,
             "autoencoder": small | autoencoder,
             "denoiser": {"width": 16, "blocks": 1, "heads": 2, "modulation": 8, "patch": 2},
-            "sampling": {"stride": window // 2, "past": window // 2},
+            "sampling": {"stride": window // 2, "past": window // 2, "understated": 0},
         }
     )
 

@@ -47,7 +47,7 @@ def config(**changes) -> Config:
             "decoder_blocks": 1,
         },
         "denoiser": {"width": 16, "blocks": 1, "heads": 2, "modulation": 8},
-        "sampling": {"stride": 2, "past": 2},
+        "sampling": {"stride": 2, "past": 2, "understated": 0},
     }
     return parse_config(values | changes)
 

@@ -217,7 +217,7 @@ class ResidualSampler:
         above: Mapping[int, Above] | None = None,
         slopes: Sequence[Slopes] | None = None,
         solved: dict[int, Solution] | None = None,
-        tolerance: float = 3e-6,
+        tolerance: float = 1e-5,
         iterations: int = 500,
         advance: Callable[[int], None] = lambda channels: None,
     ) -> tuple[Tensor, Report]:

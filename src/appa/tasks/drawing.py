@@ -125,11 +125,12 @@ def apart(
     key: dict[str, Any],
 ) -> Generator[Drawn]:
     r"""Draws parts in processes of their own, each with its share of the threads, and gives them in
-    order."""
+    order. While one is given, this process has the threads of those that have no more to draw."""
     # not forked: threads and libraries that are running would be in an unknown state
     context = multiprocessing.get_context("spawn")
     steps: Any = context.Queue()
-    threads = max(1, torch.get_num_threads() // workers)
+    own = torch.get_num_threads()
+    threads = max(1, own // workers)
     pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
     try:
         futures = [pool.submit(work, part, folder, key) for part in parts]
@@ -137,7 +138,10 @@ def apart(
             while not future.done():
                 wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
                 drain(steps, advance)
-            yield future.result()
+            result = future.result()
+            idle = workers - sum(not other.done() for other in futures)
+            torch.set_num_threads(max(own, threads * idle))
+            yield result
         drain(steps, advance)
     except BaseException:
         # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep
@@ -146,6 +150,7 @@ def apart(
             process.terminate()
         raise
     finally:
+        torch.set_num_threads(own)
         pool.shutdown(cancel_futures=True)
 
 
