@@ -16,6 +16,7 @@ import xarray as xr
 
 import appa.diffusion.sequential as sequential
 import appa.tasks.assimilation as assimilation
+import appa.tasks.ensembles as ensembles
 import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.likelihood import probed_strength
@@ -29,6 +30,7 @@ from appa.tasks.analyses import past_latents
 from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
+from appa.tasks.posterior import Posterior
 from appa.tasks.settings import Settings
 
 from . import small
@@ -471,6 +473,21 @@ def test_residuals_are_drawn_with_and_without_observations(knowing):
         assert 0.9 < np.corrcoef(r[:, 0].ravel(), r[:, 1].ravel())[0, 1] < 1.0
     off = knowing.reanalysis(stations(), START, 4, residual=False, **options)
     assert np.abs(residual_of(knowing, off)).max() < 1e-4
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_processes_draw_what_the_decoder_lacks_where_it_fits(knowing, monkeypatch, fits):
+    options = {"members": 2, "seed": 5, "batch": 1, "variables": ["temperature"], **STEPS}
+    alone = knowing.reanalysis(stations(), START, 4, **options)
+    drawn, residual = [], Posterior.residual
+    monkeypatch.setattr(Posterior, "residual", lambda *a: drawn.append(a) or residual(*a))
+    if not fits:
+        monkeypatch.setattr(ensembles, "held", lambda model: 1)
+    apart = knowing.reanalysis(stations(), START, 4, workers=2, **options)
+    same(alone, apart, 1e-4)
+    assert len(drawn) == (0 if fits else 2)  # here
+    for name in ("solver_products", "residual_unused"):
+        assert apart.attrs[name] == alone.attrs[name]
 
 
 def test_either_stage_may_be_off(knowing):

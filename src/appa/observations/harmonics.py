@@ -86,16 +86,15 @@ class Harmonics:
             white: Those of white noise :math:`b_\infty`, with shape :math:`(K)`, if any.
             f: Fields, with shape :math:`(K, N, H, W)`.
         """
-        count, flat = len(f), f.flatten(0, 1)
-        waves = torch.view_as_real(torch.fft.rfft(flat)[..., : self.degrees + 1])  # (KN, H, F, 2)
-        waves = waves.permute(2, 1, 0, 3).flatten(2)  # (F, H, 2KN)
+        waves = self._waves(f.flatten(0, 1))
         parts = []
         for k, block in enumerate(self.blocks):
             m = k * BLOCK
-            part = torch.bmm(block, waves[m : m + len(block)])
-            part = (part.unflatten(2, (count, -1)) * power.T[m:, :, None]).flatten(2)
-            parts.append(torch.bmm(block.mT, part))
-        out = self._fields(torch.cat(parts), self.grid.longitudes).view_as(f)
+            part = torch.bmm(waves[m : m + len(block)].flatten(1, 2), block.mT)  # (F, 2KN, L)
+            part.view(len(block), 2, len(f), -1, block.shape[1]).mul_(power[:, None, m:])
+            parts.append(torch.bmm(part, block))
+        waves = torch.cat(parts).view_as(waves)
+        out = self._fields(waves).view_as(f)
         if white is not None:
             same = f
             if self.poles:
@@ -107,18 +106,18 @@ class Harmonics:
     def color(self, power: Tensor, white: float, eps: Tensor) -> Tensor:
         r"""Fields with covariance :math:`\Sigma`, of standard normal noise :math:`(N, size)`."""
         count, n = len(eps), self.degrees + 1
-        square = eps[:, : n * n].view(count, n, n).permute(1, 2, 0)
+        square = eps[:, : n * n].view(count, n, n)
         # Above the diagonal those of cosines (m, l), below it those of sines (l, m - 1).
-        sines = torch.cat([torch.zeros_like(square[:1]), square.transpose(0, 1)[:-1]])
-        both = torch.stack([square, -sines], dim=-1).flatten(2)  # (m, l, 2N)
-        both = both * power.sqrt()[:, None]
+        sines = torch.cat([torch.zeros_like(square[:, :1]), square.mT[:, :-1]], dim=1)
+        both = torch.stack([square, -sines]) * power.sqrt()  # (2, N, m, l)
+        both = both.permute(2, 0, 1, 3).flatten(1, 2)  # (m, 2N, l)
         parts = [
-            torch.bmm(block.mT, both[k * BLOCK : k * BLOCK + len(block), k * BLOCK :])
+            torch.bmm(both[k * BLOCK : k * BLOCK + len(block), :, k * BLOCK :], block)
             for k, block in enumerate(self.blocks)
         ]
-        waves = torch.cat(parts)
+        waves = torch.cat(parts).unflatten(1, (2, count))
         waves[1:] *= 0.5**0.5
-        out = self._fields(waves, self.grid.longitudes)
+        out = self._fields(waves)
         if white > 0:
             same = eps[:, n * n :].view_as(out)
             if self.poles:
@@ -127,14 +126,18 @@ class Harmonics:
             out = out + white**0.5 * same
         return out
 
-    def _fields(self, waves: Tensor, scale: float) -> Tensor:
-        r"""Fields :math:`(N, H, W)` of wavenumbers :math:`(F, H, 2N)`."""
-        h, w = self.grid.shape
-        waves = waves.view(len(waves), h, -1, 2).permute(2, 1, 0, 3).contiguous()
-        waves = torch.view_as_complex(waves)
+    def _waves(self, fields: Tensor) -> Tensor:
+        r"""The waves :math:`(F, 2, N, H)` of fields :math:`(N, H, W)`, real and imaginary parts."""
+        waves = torch.view_as_real(torch.fft.rfft(fields)[..., : self.degrees + 1])
+        return waves.permute(2, 3, 0, 1).contiguous()
+
+    def _fields(self, waves: Tensor) -> Tensor:
+        r"""Fields :math:`(N, H, W)`, sums of waves :math:`(F, 2, N, H)` of both signs."""
+        w = self.grid.longitudes
+        waves = torch.view_as_complex(waves.permute(2, 3, 0, 1).contiguous())
         if w == 2 * self.degrees:  # of the shortest wave both signs are one
             waves[..., -1] *= 2
-        return torch.fft.irfft(scale * waves, n=w)
+        return torch.fft.irfft(w * waves, n=w)
 
 
 class Spatial:

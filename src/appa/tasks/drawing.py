@@ -1,7 +1,8 @@
 r"""The parts of a run: members that are drawn together, here or in processes of their own.
 
-On a CPU members may be drawn by several processes: they are independent of each other. Beside the
-steps of a part is kept how its solves went.
+On a CPU members may be drawn by several processes: they are independent of each other. So is what
+the decoder lacks of them, which these draw too where it fits in memory. Beside the steps of a part
+is kept how its solves went.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,11 +21,12 @@ import torch
 from torch import Tensor
 
 from ..diffusion.guidance import Guidance
+from ..progress import Share
 from ..termination import Terminated, terminable
 from .posterior import Posterior
 from .resuming import RunState
 
-__all__ = ["Drawn", "Part", "apart", "drawn_part"]
+__all__ = ["Drawn", "Lacking", "Part", "Wanted", "apart", "drawn_part"]
 
 
 def solves(guidance: Guidance) -> Tensor:
@@ -34,11 +36,26 @@ def solves(guidance: Guidance) -> Tensor:
     return torch.tensor(counts, dtype=torch.float64)
 
 
+class Lacking(NamedTuple):
+    r"""What the decoder lacks of a part, drawn where its latents were; gives out as
+    :class:`~.residuals.Residuals` does."""
+
+    r: Tensor  # (m, t, c, H, W)
+    channels: list[int]
+    left: float
+    unused: int
+
+    def __call__(self, members: slice, channels: Sequence[int]) -> Tensor:
+        return self.r[members][:, :, [self.channels.index(c) for c in channels]]
+
+
 class Drawn(NamedTuple):
-    r"""What was drawn: latents of the whole period, and how its :func:`solves` went."""
+    r"""What was drawn: latents of the whole period, how its :func:`solves` went, and what the
+    decoder lacks, where that was asked for."""
 
     z: Tensor
     solves: Tensor
+    lacking: Lacking | None = None
 
 
 class Part(NamedTuple):
@@ -66,6 +83,26 @@ class Part(NamedTuple):
             name=self.name,
         )
         return Drawn(z, solves(guidance))
+
+
+class Wanted(NamedTuple):
+    r"""What is drawn of that which the decoder lacks: hours, channels, and the steps they are taken
+    for in a bar."""
+
+    hours: slice
+    channels: list[int]
+    worth: int
+
+    def draw(
+        self, posterior: Posterior, part: Part, z: Tensor, advance: Callable[[int], None]
+    ) -> Lacking | None:
+        r"""Draws it for the latents of a part."""
+        r = posterior.residual(z, part.members, part.seed, self.hours)
+        if r is None:
+            return None
+        r.advance = Share(advance, len(part.members) * len(self.channels), self.worth)
+        drawn = r(slice(None), self.channels)
+        return Lacking(drawn, self.channels, r.left, r.unused)
 
 
 class Counted:
@@ -102,7 +139,8 @@ def drawn_part(
     posterior: Posterior,
     folder: Path | None,
     key: dict[str, Any],
-    advance: Callable[[], None],
+    advance: Callable[..., None],
+    wanted: Wanted | None = None,
 ) -> Drawn:
     r"""Draws a part, whose steps have a folder of their own in the run's: whichever process draws
     it, another finds them. They stay until the part is written."""
@@ -110,7 +148,10 @@ def drawn_part(
         keeper = None
         if folder is not None:
             keeper = stack.enter_context(RunState(folder / part.name, key))
-        return part.draw(posterior, advance, keeper)
+        drawn = part.draw(posterior, advance, keeper)
+    if wanted is None:
+        return drawn
+    return drawn._replace(lacking=wanted.draw(posterior, part, drawn.z, advance))
 
 
 # ---------------------------------------------------------------- several processes
@@ -120,28 +161,25 @@ def apart(
     posterior: Posterior,
     parts: list[Part],
     workers: int,
-    advance: Callable[[], None],
+    advance: Callable[[int], None],
     folder: Path | None,
     key: dict[str, Any],
+    wanted: Wanted | None = None,
 ) -> Generator[Drawn]:
     r"""Draws parts in processes of their own, each with its share of the threads, and gives them in
-    order. While one is given, this process has the threads of those that have no more to draw."""
+    order."""
     # not forked: threads and libraries that are running would be in an unknown state
     context = multiprocessing.get_context("spawn")
     steps: Any = context.Queue()
-    own = torch.get_num_threads()
-    threads = max(1, own // workers)
+    threads = max(1, torch.get_num_threads() // workers)
     pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
     try:
-        futures = [pool.submit(work, part, folder, key) for part in parts]
+        futures = [pool.submit(work, part, folder, key, wanted) for part in parts]
         for future in futures:
             while not future.done():
                 wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
                 drain(steps, advance)
-            result = future.result()
-            idle = workers - sum(not other.done() for other in futures)
-            torch.set_num_threads(max(own, threads * idle))
-            yield result
+            yield future.result()
         drain(steps, advance)
     except BaseException:
         # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep
@@ -150,18 +188,17 @@ def apart(
             process.terminate()
         raise
     finally:
-        torch.set_num_threads(own)
         pool.shutdown(cancel_futures=True)
 
 
-def drain(steps: Any, advance: Callable[[], None]) -> None:
+def drain(steps: Any, advance: Callable[[int], None]) -> None:
     r"""Advances by the steps that processes have told of."""
     while True:
         try:
-            steps.get_nowait()
+            n = steps.get_nowait()
         except queue.Empty:
             return
-        advance()
+        advance(n)
 
 
 _here: dict[str, Any] = {}  # of a process that draws: what it draws from, and where it tells
@@ -182,14 +219,19 @@ def begin(posterior: Posterior, steps: Any, threads: int) -> None:
     _here.update(posterior=posterior, steps=steps)
 
 
-def work(part: Part, folder: Path | None, key: dict[str, Any]) -> Drawn:
+def work(
+    part: Part, folder: Path | None, key: dict[str, Any], wanted: Wanted | None = None
+) -> Drawn:
     r"""Draws a part in a process, unless that was told to end: a part that waits for it already
     cannot be taken back."""
     if _here.get("ended"):
         raise Terminated
     try:
         with terminable():
-            return drawn_part(part, _here["posterior"], folder, key, lambda: _here["steps"].put(1))
+            tell = _here["steps"]
+            return drawn_part(
+                part, _here["posterior"], folder, key, lambda n=1: tell.put(n), wanted
+            )
     except Terminated:
         _here["ended"] = True
         raise

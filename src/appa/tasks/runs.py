@@ -22,7 +22,7 @@ from ..observations.checks import describe
 from ..progress import Share, progress
 from ..termination import terminable
 from .background import against_prior
-from .drawing import Part, apart, drawn_part
+from .drawing import Part, Wanted, apart, drawn_part
 from .ensembles import Ensemble, EnsembleArrays, provenance
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
@@ -128,7 +128,7 @@ class Run:
                     parts.append(Part(chunk, self.seed))
             if parts:
                 self._check(keeper)
-            # what the decoder lacks is drawn as members are written, and takes about a fifth
+            # what the decoder lacks takes about a fifth
             lacking = self._lacking(ensemble)
             worth = max(1, steps // 5) if lacking else 0
             each = steps + worth
@@ -138,12 +138,19 @@ class Run:
                 given = self.posterior, folder, key, bar.advance
                 drawn = (drawn_part(part, *given) for part in parts)
             else:
-                drawn = apart(self.posterior, parts, self.workers, bar.advance, folder, key)
+                wanted = None
+                if lacking and batch * len(times) * len(lacking) <= ensemble.most:
+                    wanted = Wanted(hours, lacking, worth)
+                given = self.workers, bar.advance, folder, key, wanted
+                drawn = apart(self.posterior, parts, *given)
             stack.callback(drawn.close)  # of an error here, what draws elsewhere hears at once
             for part, result in zip(parts, drawn, strict=True):
-                r = self.posterior.residual(result.z, part.members, self.seed, hours)
-                if r is not None:
-                    r.advance = Share(bar.advance, len(part.members) * lacking, worth)
+                r = result.lacking
+                if r is None:  # drawn as members are written
+                    r = self.posterior.residual(result.z, part.members, self.seed, hours)
+                    if r is not None:
+                        number = len(part.members) * len(lacking)
+                        r.advance = Share(bar.advance, number, worth)
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 left = (0.0, 0.0) if r is None else (r.left, float(r.unused))
                 told = torch.tensor(left, dtype=torch.float64)
@@ -199,11 +206,11 @@ class Run:
             keeper.done("batch", {"members": torch.tensor(batch)})
         return batch
 
-    def _lacking(self, ensemble: Ensemble) -> int:
-        r"""The number of channels of which what the decoder lacks is drawn."""
+    def _lacking(self, ensemble: Ensemble) -> list[int]:
+        r"""The channels of which what the decoder lacks is drawn."""
         if self.posterior.representation is None or not self.posterior.settings.residual:
-            return 0
-        return sum(len(field.channels) for field in ensemble.fields)
+            return []
+        return [c for field in ensemble.fields for c in field.channels]
 
     def _check(self, keeper: RunState | None) -> None:
         r"""Compares observations with the prior, where that is asked for."""
