@@ -20,7 +20,7 @@ from appa.observations.representation import Representation
 from appa.tasks.assimilation import forecast, reanalysis
 from appa.tasks.fields import fields
 from appa.tasks.loading import load
-from appa.tasks.measuring import measure
+from appa.tasks.measuring import Cost, interpolating, measure
 from appa.tasks.memory import Memory, largest_window
 from appa.tasks.model import Model
 from appa.tasks.plan import Passes, passes, plan
@@ -306,17 +306,27 @@ def test_measured(model):
     assert found.disk == 2 * 4 * 4 * small.H * small.W
 
 
-def test_what_is_not_in_the_time_is_told(model, monkeypatch):
-    r"""Systems solved to draw what the decoder lacks."""
-    settings = Settings.of(model.config, steps=1)
-    told = "what the decoder lacks, in the end, is left out"
-    assert told not in str(plan(model, "filter", 4, 1, 1.0, settings))
+def test_what_the_decoder_lacks_is_in_the_time(model, monkeypatch):
+    r"""Systems are solved to draw it given observations, and nothing but these takes longer."""
+    settings, taken = Settings.of(model.config, steps=1), []
+    monkeypatch.setattr(planning, "measure", lambda *_: Cost((0.0, 0.0, 0.0, 0.0), 0))
+
+    def seconds(seen: float, **changes) -> float:
+        found = plan(model, "filter", 4, 3, seen, settings.model_copy(update=changes))
+        taken.append("to draw what the decoder lacks" in str(found))
+        assert found.seconds is not None
+        return found.seconds
+
+    assert seconds(1.0) == 0
     persists = np.exp(-np.arange(24) / 30)
     rep = Representation.of(model.grid, model.standardizer.channels, 0.3, persists, 1500.0)
     monkeypatch.setattr(model, "representation", rep)
-    assert told in str(plan(model, "filter", 4, 1, 1.0, settings))
-    single = settings.model_copy(update={"residual": False})
-    assert told not in str(plan(model, "filter", 4, 1, 1.0, single))
+    once = interpolating(model, fields(model)[0], 4, 1)
+    assert once > 0
+    monkeypatch.setattr(planning, "interpolating", lambda *_: once)
+    assert seconds(1.0) == pytest.approx(3 * planning.INTERPOLATED * once)
+    assert seconds(0.0) == seconds(1.0, residual=False) == 0
+    assert taken == [False, True, False, False]
 
 
 def test_mistakes_are_named(model):

@@ -1,11 +1,13 @@
-r"""What a pass through each network takes on this device, by running one."""
+r"""What a pass through each network takes on this device, and a product with the covariance of what
+the decoder lacks, by running one."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from torch import Tensor
 
 from ..diffusion.guidance.linear import Linearized
 from ..diffusion.likelihood import probed_gain, probed_strength
+from ..observations.harmonics import Alike
+from ..observations.residual import ResidualSampler
+from .fields import Field
 from .model import Model
 from .precision import Precision
 
-__all__ = ["Cost", "measure"]
+__all__ = ["Cost", "interpolating", "measure"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,28 @@ def measure(model: Model, windows: int = 1, precision: Precision | None = None) 
     networks = (model.autoencoder, model.denoiser)
     weights = sum(p.numel() * p.element_size() for net in networks for p in net.parameters())
     return Cost((forward / windows, backward / windows, decode, (down + up) / 2), weights)
+
+
+def interpolating(model: Model, chosen: Sequence[Field], hours: int, most: int) -> float:
+    r"""Seconds of an iteration of the solves that draw what the decoder lacks of a member.
+
+    Arguments:
+        model: The model, which knows its covariance.
+        chosen: The fields.
+        hours: The number of hours.
+        most: The number of channels that memory has room for.
+    """
+    rep = model.representation
+    assert rep is not None
+    sampler, total = ResidualSampler(rep, device=model.device), 0.0
+    channels = [c for field in chosen for c in field.channels]
+    for _, levels in groupby(channels, lambda c: rep.channels[c].variable):
+        own = list(levels)
+        prior = Alike([sampler.prior(c, hours) for c in own[:most]])
+        f = torch.ones(len(own[:most]), 1, hours, *model.grid.shape, device=model.device)
+        once = _time(lambda prior=prior, f=f: prior.matmul(f), model.device, least=1e-3)
+        total += once * len(own) / len(f)
+    return total
 
 
 def _time_back(run: Callable[[Tensor], Tensor], x: Tensor) -> float:

@@ -27,8 +27,10 @@ prior (:mod:`appa.tasks.background`), members of it are drawn without them, and 
 decoded.
 
 Operations follow from sizes (:mod:`appa.costs`), and so does memory (:mod:`appa.tasks.memory`).
-Time is measured: one pass of each kind is run on the device, and scaled by their numbers. That of
-drawing what the decoder lacks, which solves systems of its own, is left out, and told to be.
+Time is measured: one pass of each kind is run on the device, and scaled by their numbers. So is
+that of drawing what the decoder lacks given observations, which solves systems of its own: an
+iteration is run, and taken for as many as the planet's networks need; crowded observations need
+more.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from ..sections import Config
 from .analyses import PAST_HOURS
 from .background import MEMBERS
 from .fields import blocks, decode_batch, decode_bytes, fields, held
-from .measuring import measure
+from .measuring import interpolating, measure
 from .memory import Memory, ResidualMemory, largest_window
 from .model import RAIN, Model
 from .precision import Precision
@@ -64,6 +66,7 @@ from .settings import Settings
 __all__ = ["Passes", "Plan", "passes", "plan"]
 
 TASKS = ("reanalysis", "filter", "forecast")
+INTERPOLATED = 40  # iterations of a channel's system: 25 to 70 on the planet
 SOLVED = ("mmps", "pgdm", "jfps", "diffpir")  # guidances that solve a system
 
 
@@ -259,7 +262,7 @@ def plan(
     fitting, at_a_time = affordable(model, settings, most, each)
     at_once = min(members, batch or fitting)
     cost = measure(model, min(at_once, 8), Precision.of(settings, model.device))
-    drawing = max(members, checked) * (past + hours)
+    drawing, free = max(members, checked) * (past + hours), free_memory(model.device)
     memory = cost.weights + drawing * 4 * math.prod(model.config.latent_shape) * 6
     evaluation = Memory.of(model, settings).total(
         at_once, at_a_time or most, each, model.autoencoder.at_once
@@ -269,7 +272,7 @@ def plan(
         memory += min(PAST_HOURS, past) * members * model.config.state_bytes
         lacking = ResidualMemory.of(model, past + hours)
         widest = max(sum(len(field.channels) for field in piece) for piece in pieces)
-        few, most = min(at_once, together), lacking.affordable(free_memory(model.device))
+        few, most = min(at_once, together), lacking.affordable(free)
         writing += lacking.total(min(few * widest, most), few * given * widest)
     memory += max(evaluation, writing)
     note = f"{_several(at_once, 'member')} at once"
@@ -278,8 +281,10 @@ def plan(
         note = f"{_several(at_a_time, 'hour')} decoded at once"
         seconds += total.decoder_backward * cost.seconds[2]
     note += "; from one pass of each kind"
-    if drawn:  # its solves are the longer the more crowded observations are: not of equal passes
-        note += "; drawing what the decoder lacks, in the end, is left out"
+    if drawn and seen.any():
+        once = interpolating(model, kept, hours, ResidualMemory.of(model, hours).affordable(free))
+        seconds += INTERPOLATED * once * members
+        note += f", and {INTERPOLATED} iterations to draw what the decoder lacks"
     return replace(found, seconds=seconds, memory=int(memory), note=note)
 
 
