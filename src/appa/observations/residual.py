@@ -40,27 +40,23 @@ covariance is separable, each point's own hours are all there is to know, and ov
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError
-from ..solvers import Solution, cg
-from .blocks import Blocks, Inverses
-from .errors import check_channels, corners, kinds_of, parts_of, places_std
-from .harmonics import Alike, Correlated, Harmonics, root_of
+from ..solvers import Solution
+from .errors import check_channels
+from .harmonics import Correlated, Harmonics, root_of
 from .mixing import Coupled, Mixed, Slopes, mixed_groups
 from .rain import TINY, Above, bounded
 from .representation import Representation
 from .stencils import StateSpace
+from .systems import Piece, Rows, System, by_channel, rows_of
 
 __all__ = ["STREAM", "Report", "ResidualSampler"]
 
@@ -103,67 +99,6 @@ class Report:
         self.channels += channels
 
 
-@dataclass
-class _Rows:
-    r"""The observations of a channel: :math:`H` in whitened units, of fields of unit variance."""
-
-    place: Tensor  # (n, 4), of the period's fields, flattened
-    weight: Tensor  # (n, 4)
-    blocks: Blocks
-    which: Tensor  # (n), of all observations
-
-    def to(self, device: torch.device) -> _Rows:
-        place, weight, which = (t.to(device) for t in (self.place, self.weight, self.which))
-        return _Rows(place, weight, self.blocks.to(device), which)
-
-    def alike(self, other: _Rows) -> bool:
-        r"""Whether both are of the same places and hours."""
-        if not torch.equal(self.place, other.place):
-            return False
-        rows = ([rows for rows, _ in r.blocks.blocks] for r in (self, other))
-        return all(torch.equal(a, b) for a, b in zip_longest(*rows, fillvalue=self.place))
-
-
-class _System:
-    r"""The systems :math:`(H B H^\top + I) x = b` of channels that are observed alike.
-
-    Arguments:
-        rows: The observations of each channel, :math:`K` of them.
-        priors: Their correlations.
-        shape: That of the fields of a channel, :math:`(L, H, W)`.
-    """
-
-    def __init__(self, rows: Sequence[_Rows], priors: Sequence[Correlated], shape: Sequence[int]):
-        self.place, self.shape = rows[0].place, tuple(shape)
-        self.weight = torch.stack([r.weight for r in rows])[:, None]
-        self.which = torch.stack([r.which for r in rows])
-        self.prior, self.inverses = Alike(priors), Inverses([r.blocks for r in rows])
-
-    def observe(self, u: Tensor) -> Tensor:
-        r"""The products :math:`H u` with fields :math:`(K, M, L, H, W)`."""
-        flat = u.flatten(2).index_select(2, self.place.flatten())
-        return (flat.unflatten(2, self.place.shape) * self.weight).sum(-1)
-
-    def spread(self, v: Tensor) -> Tensor:
-        r"""The products :math:`B H^\top v` with vectors :math:`(K, M, n)`."""
-        flat = v.new_zeros(*v.shape[:2], math.prod(self.shape))
-        parts = (v.unsqueeze(-1) * self.weight).flatten(2)
-        flat.index_add_(2, self.place.flatten(), parts)
-        return self.prior.matmul(flat.unflatten(2, self.shape))
-
-    def solve(self, b: Tensor, iterations: int, tolerance: float) -> Solution:
-        r"""Solutions of :math:`(K, M, n)`, as :math:`(K M, n)`."""
-        lead = b.shape[:2]
-
-        def product(v: Tensor) -> Tensor:
-            return v + self.observe(self.spread(v.unflatten(0, lead))).flatten(0, 1)
-
-        def precondition(v: Tensor) -> Tensor:
-            return self.inverses.matmul(v.unflatten(0, lead)).flatten(0, 1)
-
-        return cg(product, b.flatten(0, 1), iterations, tolerance, precondition)
-
-
 class ResidualSampler:
     r"""Draws :math:`r`, with what all members and chunks of them share kept.
 
@@ -191,7 +126,7 @@ class ResidualSampler:
         self._priors: dict[tuple[int, int], Correlated] = {}
         self._seen: tuple[list[Any], dict[int, list[Piece]]] = ([], {})
         self._mixed: dict[bool, list[Mixed]] = {}  # of the same, with derived ones or without
-        self._kept: dict[int, _Rows] = {}  # of the operators seen last
+        self._kept: dict[int, Rows] = {}  # of the operators seen last
 
     @property
     def harmonics(self) -> Harmonics:
@@ -394,15 +329,15 @@ class ResidualSampler:
             seen = any(operator is not None for operator in operators)
             if seen and self.space is None:
                 raise DataError("r given observations needs to know where states live; give space")
-            observed = _by_channel(operators, self.space) if self.space is not None else {}
+            observed = by_channel(operators, self.space) if self.space is not None else {}
             self._seen, self._kept, self._mixed = (list(operators), observed), {}, {}
         return observed
 
-    def _rows(self, operators: Sequence[Any], pieces: list[Piece], channel: int) -> _Rows:
+    def _rows(self, operators: Sequence[Any], pieces: list[Piece], channel: int) -> Rows:
         if channel not in self._kept:
             assert self.space is not None
             time = self.prior(channel, len(operators)).time[0]
-            rows = _rows(operators, pieces, self.rep, self.space, channel, time)
+            rows = rows_of(operators, pieces, self.rep, self.space, channel, time)
             self._kept[channel] = rows.to(self.device)
         return self._kept[channel]
 
@@ -427,10 +362,10 @@ class ResidualSampler:
 
     def _system(
         self, operators: Sequence[Any], observed: Mapping[int, list[Piece]], group: list[int]
-    ) -> _System:
+    ) -> System:
         rows = [self._rows(operators, observed[c], c) for c in group]
         hours = len(operators)
-        return _System(rows, [self.prior(c, hours) for c in group], (hours, *self.rep.grid.shape))
+        return System(rows, [self.prior(c, hours) for c in group], (hours, *self.rep.grid.shape))
 
     def _std(self, channel: int) -> Tensor:
         return torch.from_numpy(self.rep.std[channel]).float().to(self.device)
@@ -447,53 +382,3 @@ def _continuation(
     # Hours of a smooth r are nearly dependent, and known to single precision.
     gain = np.linalg.solve(within + ROUNDING * np.eye(past), across.T).T
     return torch.from_numpy(gain), root_of(times[past:, past:] - gain @ across.T)
-
-
-# Where a channel was observed: the hour, which rows of its operator, which of all observations.
-Piece = tuple[int, NDArray[np.int64], NDArray[np.int64]]
-
-
-def _by_channel(operators: Sequence[Any], space: StateSpace) -> dict[int, list[Piece]]:
-    r"""The observations of each channel that are of it alone."""
-    found: dict[int, list[Piece]] = {}
-    offset = 0
-    for t, operator in enumerate(operators):
-        if operator is None:
-            continue
-        kinds, keys = kinds_of(operator.rows)
-        for kind, (name, level) in enumerate(keys):
-            shares = parts_of(space, name, level)
-            if shares is not None and len(shares) == 1:
-                which = np.flatnonzero(kinds == kind)
-                found.setdefault(next(iter(shares)), []).append((t, which, which + offset))
-        offset += len(operator.rows)
-    return found
-
-
-def _rows(
-    operators: Sequence[Any],
-    pieces: list[Piece],
-    rep: Representation,
-    space: StateSpace,
-    channel: int,
-    correlation: Tensor,
-) -> _Rows:
-    r"""The observations of a channel, in the order of their hours."""
-    points = int(np.prod(rep.grid.shape))
-    columns = ["latitude", "longitude", "place", "gridded"]
-    hour = np.concatenate([np.full(len(which), t) for t, which, _ in pieces])
-    table = pd.concat([operators[t].rows[columns].iloc[which] for t, which, _ in pieces])
-    error = np.concatenate([operators[t].error.double().cpu().numpy()[w] for t, w, _ in pieces])
-    latitude, longitude = (table[name].to_numpy(np.float64) for name in columns[:2])
-    index, weight = corners(rep, space, channel, latitude, longitude)
-    scale = (space.std[channel] / error)[:, None]
-    weight = weight * scale * rep.std[channel].reshape(-1)[index]
-    std = places_std(rep, space, channel, latitude, longitude) * scale[:, 0]
-    group = table.groupby(columns[2:], sort=False).ngroup().to_numpy()
-    blocks = Blocks(group, hour, std, np.zeros_like(hour), correlation.cpu().numpy()[None])
-    return _Rows(
-        torch.from_numpy(index + points * hour[:, None]),
-        torch.from_numpy(weight).float(),
-        blocks,
-        torch.from_numpy(np.concatenate([every for _, _, every in pieces])),
-    )
