@@ -5,6 +5,7 @@ Whether posteriors are right is in `tests/exact`.
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 
@@ -27,6 +28,7 @@ from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.reading import read_observations
 from appa.observations.representation import Representation
 from appa.tasks.analyses import past_latents
+from appa.tasks.decoding import decode_store
 from appa.tasks.likelihood import StatesLikelihood
 from appa.tasks.loading import load
 from appa.tasks.model import Model
@@ -488,6 +490,30 @@ def test_processes_draw_what_the_decoder_lacks_where_it_fits(knowing, monkeypatc
     assert len(drawn) == (0 if fits else 2)  # here
     for name in ("solver_products", "residual_unused"):
         assert apart.attrs[name] == alone.attrs[name]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_it_is_drawn_again_when_latents_are_decoded(knowing, tmp_path, seen):
+    options = {"members": 2, "seed": 5, "latents": True, **STEPS}
+    table, path = stations() if seen else None, tmp_path / "a.zarr"
+    whole = knowing.reanalysis(table, START, 4, out=path, **options)
+    done = decode_store(knowing, path, tmp_path / "b.zarr", ["temperature"], observations=table)
+    with xr.open_dataset(done) as again:
+        same(again[["temperature"]], whole, 1e-4)
+        assert json.loads(again.attrs["settings"])["residual"]
+        assert "comment" not in again.attrs
+    if not seen:
+        return
+    done = decode_store(knowing, path, tmp_path / "c.zarr", ["temperature"])
+    with xr.open_dataset(done) as without:
+        assert np.abs(without["temperature"] - whole["temperature"]).max() > 0.1
+        assert not json.loads(without.attrs["settings"])["residual"]
+    out = tmp_path / "d.zarr"
+    with pytest.raises(AppaError, match="digest"):
+        decode_store(knowing, path, out, observations=table.head(3))
+    knowing.filter(table, START, 4, out=tmp_path / "f.zarr", **options)
+    with pytest.raises(AppaError, match="of a filter does not follow"):
+        decode_store(knowing, tmp_path / "f.zarr", out, observations=table)
 
 
 def test_either_stage_may_be_off(knowing):

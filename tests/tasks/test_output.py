@@ -17,7 +17,6 @@ from appa.data import statistics
 from appa.data.writing import make_template
 from appa.errors import DataError, StoreError, UnfinishedStoreError
 from appa.tasks.analyses import (
-    decode_store,
     last_hour,
     open_analysis,
     past_latents,
@@ -25,6 +24,7 @@ from appa.tasks.analyses import (
     until,
 )
 from appa.tasks.building import build_autoencoder, build_denoiser
+from appa.tasks.decoding import decode_store
 from appa.tasks.fields import decode_batch, fields
 from appa.tasks.folders import ModelError, gather
 from appa.tasks.model import Model

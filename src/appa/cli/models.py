@@ -96,20 +96,33 @@ def decode(
     ensemble: Annotated[Path, typer.Argument(help="An ensemble that was kept with its latents.")],
     out: Annotated[Path, typer.Option(help="Where to write: .zarr, or .nc.", show_default=False)],
     given: Any,
+    observations: Annotated[
+        list[str] | None,
+        typer.Option(help="Those of a reanalysis; once for each file.", show_default=False),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="E.g. cpu or cuda:1; by default a GPU if there is one.")
     ] = None,
 ) -> None:
     """Decode the latents of an ensemble, to variables and levels it was not given out with.
 
-    What the decoder lacks of states, which the run drew and added, is not drawn again.
+    What the decoder lacks of a reanalysis, which the run drew and added, is drawn again as it was,
+    if its observations are given.
 
     Example: appa decode planet analysis.zarr --variables temperature --levels 850 --out t850.zarr
+    --observations stations.csv
     """
-    from ..tasks.analyses import DECODED, decode_store
+    import xarray as xr
 
-    done = decode_store(load(model, device), ensemble, out, **given)
-    typer.echo(f"{done} is complete: {DECODED}, unlike in what was drawn with --residual")
+    from ..tasks.decoding import DECODED, decode_store
+
+    done = decode_store(
+        load(model, device), ensemble, out, observations=observations or None, **given
+    )
+    with xr.open_dataset(done) as ds:
+        without = ds.attrs.get("comment") == DECODED
+    rest = f": {DECODED}, unlike in what was drawn with --residual" if without else ""
+    typer.echo(f"{done} is complete{rest}")
 
 
 def representation(

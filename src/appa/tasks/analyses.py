@@ -1,4 +1,4 @@
-r"""Ensembles read again: where forecasts start, and latents that are decoded later.
+r"""Ensembles read again, where forecasts start.
 
 A forecast starts from the last hours of an ensemble. Its latents are taken where it carries them
 and they are of the same model, or else its states are encoded.
@@ -6,10 +6,8 @@ and they are of the same model, or else its states are encoded.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +18,14 @@ from torch import Tensor
 from ..data.clock import as_datetime64
 from ..data.stores import open_store
 from ..errors import DataError, StoreError
-from ..progress import progress
 from .folders import ModelError, check_grid
 from .model import Model
-from .output import EnsembleWriter, model_digest, quiet
+from .output import model_digest, quiet
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = [
-    "decode_store",
     "in_order",
     "last_hour",
     "open_analysis",
@@ -39,7 +35,6 @@ __all__ = [
 ]
 
 PAST_HOURS = 4  # whose residuals a forecast goes on from
-DECODED = "decoded from latents; no residual is added"
 
 
 def open_analysis(path: str | Path) -> xr.Dataset:
@@ -204,59 +199,3 @@ def last_hour(ensemble: str | Path, out: str | Path) -> Path:
 
 def _with(ds: xr.Dataset, dim: str) -> xr.Dataset:
     return ds if dim in ds.dims else ds.expand_dims(dim)
-
-
-def decode_store(
-    model: Model,
-    path: str | Path,
-    out: str | Path,
-    variables: Sequence[str] | None = None,
-    levels: Sequence[int] | None = None,
-    *,
-    negatives: str = "clip",
-    latents: bool = False,
-) -> Path:
-    r"""Decodes the latents of an ensemble to variables and levels it was not given out with.
-
-    What the decoder lacks is not drawn again: the attributes say so, `comment` in words and
-    `settings` by their `residual`.
-
-    Arguments:
-        model: The model that drew it.
-        path: The ensemble, with `latents`.
-        out: Where the decoded ensemble goes.
-        variables, levels: What is decoded, by default all.
-        negatives, latents: See :class:`~.ensembles.Ensemble`.
-    """
-    ds = open_analysis(path)
-    if "latents" not in ds:
-        raise DataError(f"{path} has no latents to decode; draw it again with --latents")
-    if ds.attrs.get("model_digest") != model_digest(model):
-        raise ModelError(
-            f"{path} was drawn by another model than {model.origin}, {ds.attrs.get('model')}; its "
-            "latents mean nothing to this one: name that model"
-        )
-    settings = json.loads(ds.attrs.get("settings", "{}")) | {"residual": False}
-    members, hours = ds.sizes["member"], ds.sizes["time"]
-    writer = EnsembleWriter(
-        out,
-        model,
-        ds["time"].values,
-        members,
-        variables=variables,
-        levels=levels,
-        latents=latents,
-        negatives=negatives,
-        attrs={**ds.attrs, "comment": DECODED, "settings": json.dumps(settings)},
-    )
-    with writer, progress(members * hours, "decoding", unit="states") as p:
-        for member in range(members):
-            for hour in range(0, hours, writer.batch):
-                here = slice(hour, min(hour + writer.batch, hours))
-                if writer.written([member], here):
-                    p.skip(here.stop - here.start)
-                    continue
-                z = ds["latents"].isel(member=[member], time=here).to_numpy()
-                writer.write([member], here, torch.from_numpy(z))
-                p.advance(here.stop - here.start)
-        return writer.finish()
