@@ -144,12 +144,14 @@ def composed_draws(
     stride: int = 12,
     sampler: Sampler | None = None,
     guidance: Guidance | None = None,
+    understated: float = 0.0,
 ) -> Draws:
     r"""Draws of a case, its windows guided each by its own observations; a trajectory shorter
     than a window is padded with hours that nobody looks at."""
     sampler = sampler or default_sampler()
     dims, hours = case.process.dims, max(window, case.hours)
     denoiser = GaussianDenoiser(case.process, window)
+    denoiser.understated = understated
     network = case.network.padded(hours)
     parts = [network[i : i + window] for i in range(0, hours - window + 1, stride)]
     likelihoods = [LinearLikelihood.of(part) for part in parts]

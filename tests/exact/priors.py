@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from appa.diffusion.denoiser import less
 from appa.diffusion.likelihood import probed_gain, probed_strength, twice_differentiated
 from appa.diffusion.schedule import RectifiedSchedule
 
@@ -38,10 +39,12 @@ class Analytic(nn.Module):
         self.schedule = RectifiedSchedule(sigma_min)
         self.window, self.latent_shape = window, shape
         self.evaluations = 0  # how many windows were denoised
+        self.understated = 0.0  # as a model may do to its network
 
     def forward(self, z_t: Tensor, sigma_t: Tensor | float, dates: Any) -> Tensor:
         self.evaluations += len(z_t)
         sigma_t = torch.as_tensor(sigma_t, dtype=z_t.dtype).expand(len(z_t))[:, None]
+        sigma_t = less(sigma_t, self.understated)
         return self.flat_mean(z_t.flatten(1), sigma_t).view_as(z_t)
 
     def flat_mean(self, z_t: Tensor, sigma_t: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from .tables import (
     samplers,
     solvers,
     speeds,
+    understated,
     windows,
 )
 
@@ -51,6 +52,11 @@ def test_one_window():
     assert len(rows) == 8
     for fresh in rows:
         same(found("one window", fresh, 2), fresh)
+
+
+def test_understated():
+    for fresh in understated(["dense", "one observation", "none"]).rows:
+        same(found("understated", fresh, 1), fresh)
 
 
 def test_samplers():

@@ -39,6 +39,11 @@ CENTRE = 10.0  # the level at which noise is understated most
 YEAR = 100.0  # no clock is as large, and no year of interest as small
 
 
+def less(sigma_t: Tensor, understated: float) -> Tensor:
+    r"""Noise levels, understated by a share at :data:`CENTRE`, and by less around it."""
+    return sigma_t * (1 - understated * torch.exp(-torch.log(sigma_t / CENTRE).square() / 2))
+
+
 class Denoiser(nn.Module):
     r"""Creates a denoiser of windows.
 
@@ -78,8 +83,7 @@ class Denoiser(nn.Module):
             )
         sigma_t = _levels(sigma_t, z_t)
         if self.understated and not exactly:
-            bump = torch.exp(-torch.log(sigma_t / CENTRE).square() / 2)
-            sigma_t = sigma_t * (1 - self.understated * bump)
+            sigma_t = less(sigma_t, self.understated)
         clock = as_clock(dates, z_t)
         s = sigma_t.view(-1, *[1] * (z_t.ndim - 1))
         c = torch.rsqrt(s * s + 1)
