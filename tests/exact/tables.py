@@ -92,7 +92,7 @@ def one_window(cases: Sequence[str] = tuple(WINDOW)) -> Table:
 
 
 def understated(cases: Sequence[str] = tuple(WINDOW), share: float = 0.25) -> Table:
-    r"""The same, with noise understated to the exact denoiser as the planet's models do to theirs."""
+    r"""The same, with noise understated to the exact denoiser as models do to their networks."""
     rows = []
     for name in cases:
         x = WINDOW[name]("ar2")
