@@ -26,6 +26,7 @@ from . import checks, observables
 from .collection import Observations, values_of
 from .gridded import Rules, has_grid, read_gridded
 from .points import ROLES, TEXT, read_table, roles_of
+from .times import says_hours
 from .units import NAMES, recognise
 
 __all__ = ["read_observations"]
@@ -205,7 +206,7 @@ def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
     options["sep"] = max(",;\t", key=head.count)
     names = [str(c) for c in pd.read_csv(path, nrows=0, **options).columns]
     roles = roles_of(names, rules)
-    text = [old for old, (role, _) in roles.items() if role in TEXT]
+    text = [old for old, (role, _) in roles.items() if role in TEXT or says_hours(role)]
     missing = ["", "nan", "NaN", "NA", "null", "NULL", "None"]
     return pd.read_csv(
         path,
