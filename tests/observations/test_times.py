@@ -74,6 +74,8 @@ def test_times_that_say_the_hour_themselves():
     found = read_observations(table(time=whole, hour=[7, 19]))
     assert found.notes == ("the table: not used: 'hour'",)
     assert times(table(time=whole, date=DAYS, local_hour=[7, 19])) == whole
+    ours = read_observations(table(time=pd.to_datetime(DAYS))).points
+    assert times(ours) == times(ours.assign(hour=ours["hour"].astype("str")))
 
 
 def test_dates_alone_are_told_of():

@@ -76,6 +76,8 @@ def with_times(
     names = {role: old for old, (role, _) in roles.items()}
     units = {role: unit for old, (role, unit) in roles.items() if old not in said}
     keys = {_key(str(c)): str(c) for c in frame.columns}
+    # a table of ours has the hours that times were matched to, with their dates
+    keys = {k: c for k, c in keys.items() if not (re.search(LIKE, k) and _dated(frame[c]))}
     parts = {p: next((keys[k] for k in ks if k in keys), None) for p, ks in PARTS.items()}
     date, hour = [], parts["hour"]
     if "time" not in frame or _is_clock(frame["time"]):
@@ -142,6 +144,13 @@ def _bare(column: Any) -> bool:
         return False
     text = _filled(column)
     return len(text) > 0 and bool(text.str.fullmatch(DATE).all())
+
+
+def _dated(column: Any) -> bool:
+    r"""Whether a column has whole times, date and all."""
+    if isinstance(column.dtype, pd.DatetimeTZDtype) or column.dtype.kind == "M":
+        return True
+    return bool(_filled(column).str.match(r"\d{4}-\d{2}-\d{2}").any())
 
 
 def _midnight(column: Any) -> bool:
