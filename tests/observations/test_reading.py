@@ -343,6 +343,36 @@ def test_geopotential_of_a_single_level():
     assert read_observations(both).notes == ("the dataset: not used: 'z', which has no level",)
 
 
+def test_levels_in_the_names_of_fields(tmp_path):
+    r"""`t500` and `t850` are what `t` is at both levels; what has no level or time is named."""
+    ds = fields()
+    both = xr.Dataset()
+    for p in (850, 500):
+        for end in ("", "_error"):
+            both[f"t{p}{end}"] = ds[f"temperature{end}"].sel(level=p, drop=True)
+    found, whole = read_observations(both), read_observations(ds)
+    assert found.gridded["level"].values.tolist() == [500, 850]
+    xr.testing.assert_equal(found.gridded["temperature"], whole.gridded["temperature"])
+    assert found.digest() == whole.digest()
+    one = read_observations(both[["t500", "t500_error"]])
+    assert len(one) == int(both["t500"].notnull().sum())
+    mixed = read_observations(ds.isel(level=[1]).assign(both[["t500", "t500_error"]]))
+    assert mixed.digest() == whole.digest()
+    corner = both.isel(latitude=slice(3, 9), longitude=slice(4, 20))
+    assert set(read_observations(corner).points["level"]) == {500, 850}
+    with pytest.raises(DataError, match="found 'temperature' twice, the second as 't_500'"):
+        read_observations(both.assign(t_500=both["t500"]), error={"t": 1.0})
+    with pytest.raises(DataError, match="'t500': its name says 500 hPa, and its level 850"):
+        read_observations(both[["t500", "t500_error"]].assign_coords(level=850))
+    path = tmp_path / "fields.nc"
+    both.rename(t500="t", t500_error="t_error").to_netcdf(path)
+    with pytest.raises(DataError, match=r"fields.nc: 't': there is no level;.*or name it .* t500"):
+        read_observations(path)
+    both.isel(time=0, drop=True).to_netcdf(tmp_path / "hour.nc")
+    with pytest.raises(DataError, match=r"hour.nc: 't850': there is no time;.*expand_dims\(time="):
+        read_observations(tmp_path / "hour.nc")
+
+
 def test_what_cannot_be_read(tmp_path):
     with pytest.raises(StoreError, match="does not exist"):
         read_observations(tmp_path / "none.csv")
