@@ -390,8 +390,15 @@ def test_what_cannot_be_read(tmp_path):
         read_observations(long(variable=None))
     with pytest.raises(DataError, match="neither a column `value`"):
         read_observations(long(value=None, variable=None))
-    with pytest.raises(DataError, match="tolerance"):
+    with pytest.raises(DataError, match="tolerance of '-1h'; give a time of 0 or more"):
         read_observations(long(), tolerance="-1h")
+    for bare in (10, 10.0, "10", " +10 ", np.timedelta64(10)):  # of which pandas makes nanoseconds
+        with pytest.raises(DataError, match=r"a number without a unit; .* such as '30min'"):
+            read_observations(long(), tolerance=bare)
+    late = long(time=["2021-03-21T00:09", "2021-03-21T01:11", "2021-03-21T02:00"])
+    for given in ("10min", "10 min", np.timedelta64(10, "m"), timedelta(minutes=10)):
+        assert len(read_observations(late, tolerance=given)) == 2
+    assert len(read_observations(late, tolerance="0min")) == 1
 
 
 def test_fields_in_any_order_and_unit(tmp_path):
