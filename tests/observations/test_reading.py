@@ -114,6 +114,9 @@ def test_units_from_a_column_an_argument_or_a_name():
     np.testing.assert_allclose(feet.points["elevation"], [304.8, -304.77, 0], atol=0.01)
     unknown = read_observations(long(elevation=[100, -999.9, 99999]))
     assert unknown.points["elevation"].isna().tolist() == [False, True, True]
+    told = "2 of 3 observations have an elevation that cannot be, such as -999.9 m"
+    assert told in unknown.report()
+    assert read_observations(long(elevation=[100, np.nan, 0])).notes == ()
     with pytest.raises(DataError, match="'Celcius' is unknown; did you mean '°C'"):
         read_observations(long(units="Celcius"))  # nothing is left
     with pytest.raises(DataError, match="'t2mm', which is unknown; did you mean"):
@@ -302,7 +305,7 @@ def test_strict_and_nothing_left():
         read_observations(long().head(0))
     with pytest.raises(DataError, match="there is no source"):
         read_observations([])
-    with pytest.raises(DataError, match="found a tolerance of 'soon'; give one of 0 or more"):
+    with pytest.raises(DataError, match="found a tolerance of 'soon'; give a time of 0 or more"):
         read_observations(long(), tolerance="soon")
 
 
@@ -330,6 +333,14 @@ def test_humidity_as_a_fraction():
     assert given["value"].to_numpy() == pytest.approx([50, 60, 70])
     assert given["error"].to_numpy() == pytest.approx(5.0)
     assert read_observations(rows.assign(units="%")).points["value"].max() == pytest.approx(0.7)
+
+
+def test_directions_are_around_the_circle_once():
+    r"""700° is no direction, as 990 for a variable one is none."""
+    frame = long(variable="10m_wind_direction", value=[-10.0, 360.0, 700.0], error=5.0)
+    found = read_observations(frame)
+    assert found.points["value"].tolist() == [-10.0, 360.0]
+    assert counts(found) == {"value beyond plausible range": 1}
 
 
 def test_geopotential_of_a_single_level():

@@ -134,7 +134,14 @@ def read_table(
     good = rows.loc[reason < 0]
     hour, _ = checks.match_hours(good["time"].to_numpy())
     points = good.loc[:, list(COLUMNS)].assign(hour=hour, longitude=good["longitude"] % 360)
-    points["elevation"] = points["elevation"].where(points["elevation"].between(LOWEST, HIGHEST))
+    elevation = points["elevation"]
+    absurd = elevation.notna() & ~elevation.between(LOWEST, HIGHEST)
+    if absurd.any():
+        notes.append(
+            f"{where}: {int(absurd.sum()):,} of {len(points):,} observations have an elevation "
+            f"that cannot be, such as {elevation[absurd].iloc[0]:g} m, which is taken as unknown"
+        )
+    points["elevation"] = elevation.where(~absurd)
     return Observations(points, None, checks.join([unknown, checks.table(counts)]), notes)
 
 
