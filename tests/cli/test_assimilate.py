@@ -183,6 +183,8 @@ def test_celsius_without_errors(folder, tmp_path):
     with pytest.raises(DataError, match=r"(?s)has no column `error`.*--error NAME="):
         run(*plan, *column)
     column += ["--error", "t2m=1"]
+    with pytest.raises(DataError, match=r"(?s)'10', a number without a unit.*'30min'.*--within"):
+        run(*plan, *column, "--within", "10")
     told = run("reanalysis", folder / "model", tmp_path / "other.csv", *args, *column,
                "--out", tmp_path / "other.zarr")  # fmt: skip
     assert "46 observations in 6 of 6 hours" in told

@@ -158,7 +158,19 @@ def test_derived_observables(tmp_path, store):
     swath = xr.load_dataset(tmp_path / "obs.swath.nc")
     assert float(swath["brightness_temperature_amsua_7_error"].max()) == pytest.approx(0.3)
     assert 200 < float(swath["brightness_temperature_amsua_7"].mean()) < 240
-    with pytest.raises(DataError, match="'10m_wind_speed' is derived"):
+    # by short names, and with a hint that the command line takes
+    run(
+        store, "--hours", 1, "--out", tmp_path / "short.csv", "--station-variables",
+        "t2m,si10=0.5,msl,2m_temperature", "--constellation", 0,
+    )  # fmt: skip
+    assert set(pd.read_csv(tmp_path / "short.csv")["variable"]) == {
+        "2m_temperature",
+        "10m_wind_speed",
+        "mean_sea_level_pressure",
+    }
+    with pytest.raises(
+        DataError, match=r"'10m_wind_speed' is derived.*for example 10m_wind_speed=1.0$"
+    ):
         run(
             store,
             "--hours",

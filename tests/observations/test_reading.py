@@ -114,6 +114,9 @@ def test_units_from_a_column_an_argument_or_a_name():
     np.testing.assert_allclose(feet.points["elevation"], [304.8, -304.77, 0], atol=0.01)
     unknown = read_observations(long(elevation=[100, -999.9, 99999]))
     assert unknown.points["elevation"].isna().tolist() == [False, True, True]
+    told = "2 of 3 observations have an elevation that cannot be, such as -999.9 m"
+    assert told in unknown.report()
+    assert read_observations(long(elevation=[100, np.nan, 0])).notes == ()
     with pytest.raises(DataError, match="'Celcius' is unknown; did you mean '°C'"):
         read_observations(long(units="Celcius"))  # nothing is left
     with pytest.raises(DataError, match="'t2mm', which is unknown; did you mean"):
@@ -302,7 +305,7 @@ def test_strict_and_nothing_left():
         read_observations(long().head(0))
     with pytest.raises(DataError, match="there is no source"):
         read_observations([])
-    with pytest.raises(DataError, match="found a tolerance of 'soon'; give one of 0 or more"):
+    with pytest.raises(DataError, match="found a tolerance of 'soon'; give a time of 0 or more"):
         read_observations(long(), tolerance="soon")
 
 
@@ -332,6 +335,14 @@ def test_humidity_as_a_fraction():
     assert read_observations(rows.assign(units="%")).points["value"].max() == pytest.approx(0.7)
 
 
+def test_directions_are_around_the_circle_once():
+    r"""700° is no direction, as 990 for a variable one is none."""
+    frame = long(variable="10m_wind_direction", value=[-10.0, 360.0, 700.0], error=5.0)
+    found = read_observations(frame)
+    assert found.points["value"].tolist() == [-10.0, 360.0]
+    assert counts(found) == {"value beyond plausible range": 1}
+
+
 def test_geopotential_of_a_single_level():
     ds = fields(levels=(500,)).rename(temperature="z", temperature_error="z_error")
     ds = ds.assign(z=ds["z"] + 54_000 - 250).isel(level=0)  # the level is a scalar now
@@ -341,6 +352,36 @@ def test_geopotential_of_a_single_level():
     # without a level it is the ground's, and is told of
     both = fields().assign(z=ds["z"].drop_vars("level"))
     assert read_observations(both).notes == ("the dataset: not used: 'z', which has no level",)
+
+
+def test_levels_in_the_names_of_fields(tmp_path):
+    r"""`t500` and `t850` are what `t` is at both levels; what has no level or time is named."""
+    ds = fields()
+    both = xr.Dataset()
+    for p in (850, 500):
+        for end in ("", "_error"):
+            both[f"t{p}{end}"] = ds[f"temperature{end}"].sel(level=p, drop=True)
+    found, whole = read_observations(both), read_observations(ds)
+    assert found.gridded["level"].values.tolist() == [500, 850]
+    xr.testing.assert_equal(found.gridded["temperature"], whole.gridded["temperature"])
+    assert found.digest() == whole.digest()
+    one = read_observations(both[["t500", "t500_error"]])
+    assert len(one) == int(both["t500"].notnull().sum())
+    mixed = read_observations(ds.isel(level=[1]).assign(both[["t500", "t500_error"]]))
+    assert mixed.digest() == whole.digest()
+    corner = both.isel(latitude=slice(3, 9), longitude=slice(4, 20))
+    assert set(read_observations(corner).points["level"]) == {500, 850}
+    with pytest.raises(DataError, match="found 'temperature' twice, the second as 't_500'"):
+        read_observations(both.assign(t_500=both["t500"]), error={"t": 1.0})
+    with pytest.raises(DataError, match="'t500': its name says 500 hPa, and its level 850"):
+        read_observations(both[["t500", "t500_error"]].assign_coords(level=850))
+    path = tmp_path / "fields.nc"
+    both.rename(t500="t", t500_error="t_error").to_netcdf(path)
+    with pytest.raises(DataError, match=r"fields.nc: 't': there is no level;.*or name it .* t500"):
+        read_observations(path)
+    both.isel(time=0, drop=True).to_netcdf(tmp_path / "hour.nc")
+    with pytest.raises(DataError, match=r"hour.nc: 't850': there is no time;.*expand_dims\(time="):
+        read_observations(tmp_path / "hour.nc")
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -360,8 +401,15 @@ def test_what_cannot_be_read(tmp_path):
         read_observations(long(variable=None))
     with pytest.raises(DataError, match="neither a column `value`"):
         read_observations(long(value=None, variable=None))
-    with pytest.raises(DataError, match="tolerance"):
+    with pytest.raises(DataError, match="tolerance of '-1h'; give a time of 0 or more"):
         read_observations(long(), tolerance="-1h")
+    for bare in (10, 10.0, "10", " +10 ", np.timedelta64(10)):  # of which pandas makes nanoseconds
+        with pytest.raises(DataError, match=r"a number without a unit; .* such as '30min'"):
+            read_observations(long(), tolerance=bare)
+    late = long(time=["2021-03-21T00:09", "2021-03-21T01:11", "2021-03-21T02:00"])
+    for given in ("10min", "10 min", np.timedelta64(10, "m"), timedelta(minutes=10)):
+        assert len(read_observations(late, tolerance=given)) == 2
+    assert len(read_observations(late, tolerance="0min")) == 1
 
 
 def test_fields_in_any_order_and_unit(tmp_path):

@@ -52,6 +52,11 @@ def test_unknown_units_name_the_nearest():
         conversion("hPa", "K", "2m_temperature")
     with pytest.raises(DataError, match="'dBZ' is unknown; known: m s-1"):
         conversion("dBZ", "m s-1")
+    for other in ("kg", "g", "knotts", "W"):  # a mass is not meant to be a temperature
+        with pytest.raises(DataError, match=f"'{other}' is unknown; known: K, °C, °F"):
+            conversion(other, "K", "2m_temperature")
+    with pytest.raises(DataError, match="'knotts' is unknown; did you mean 'kn'"):
+        conversion("knotts", "m s-1")
 
 
 @pytest.mark.parametrize(

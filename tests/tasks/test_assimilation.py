@@ -17,6 +17,7 @@ import xarray as xr
 
 import appa.diffusion.sequential as sequential
 import appa.tasks.assimilation as assimilation
+import appa.tasks.background as background
 import appa.tasks.ensembles as ensembles
 import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
@@ -24,6 +25,7 @@ from appa.diffusion.likelihood import probed_strength
 from appa.diffusion.sampling import Noise
 from appa.errors import AppaError
 from appa.observations import observables
+from appa.observations.checks import huber_weights
 from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.reading import read_observations
 from appa.observations.representation import Representation
@@ -297,7 +299,26 @@ def test_gross_errors_do_not_count(model, method):
 
     assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
     share = distance(kept, without) / distance(fooled, without)
-    assert share < (1e-3 if method == "check" else 0.9)
+    assert share < (1e-3 if method == "check" else 0.2)
+
+
+@pytest.mark.parametrize("represented", [1.0, 1.4])
+def test_huber_bounds_what_a_gross_error_does(represented):
+    r"""A thermometer of 0.2 K, 24 times the 0.73 K away that are expected: it moves the mean as
+    one 5 times that far does, by 3.38 K, and farther out by no more."""
+    error, expected, k = 0.2, 0.73, 5.0  # σ, of which a part joins later, and √(s² + σ²)
+    spread = (expected**2 - error**2) ** 0.5
+    grows = error / represented
+    most = spread**2 / expected**2 * k * expected
+    assert represented > 1 or most == pytest.approx(3.38, abs=0.01)
+    d = expected * torch.tensor([0.5, 5.0, 24.0, -24.0, 2400.0], dtype=torch.float64)
+    weight = huber_weights(d, torch.full_like(d, expected), k)
+    own = [torch.full_like(d, x / grows) for x in (spread, error)]
+    factor = background.inflation(weight, *own)
+    variance = (factor * grows) ** 2 + error**2 - grows**2
+    moved = spread**2 / (spread**2 + variance) * d
+    exact = spread**2 / expected**2 * d[:1]
+    np.testing.assert_allclose(moved, [*exact, most, most, -most, most], rtol=1e-12)
 
 
 @pytest.mark.parametrize("dies", [2, 8])

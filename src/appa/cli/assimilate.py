@@ -257,6 +257,7 @@ def read_period(
         words = {"units={": "--units", "columns={": "--column", "error={": "--error"}
         options = [option for word, option in words.items() if word in str(error)]
         more = f"\nhere, say it with {' or '.join(options)} NAME=…" if options else ""
+        more = "\nhere, it is --within" if str(error).startswith("found a tolerance") else more
         raise DataError(f"{error}{more}") from None
     found = found.between(start, hours)
     times = as_datetime64(start) + np.arange(hours) * np.timedelta64(3600, "s")

@@ -196,7 +196,7 @@ def reading(
         str,
         typer.Option(
             metavar="TIME",
-            help="How far from a whole hour an observation may be.",
+            help="How far from a whole hour an observation may be, with its unit: 10min.",
             rich_help_panel=READING,
         ),
     ] = "30min",

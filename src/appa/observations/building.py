@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ..data.variables import VARIABLES
 from ..errors import DataError
 from .elements import find_elements
 from .networks import Network, Satellite, constellation, named_network, view
 from .stations import read_stations
+from .units import recognise
 
 if TYPE_CHECKING:
     from ..data.grids import Grid
@@ -22,12 +24,21 @@ __all__ = ["build_network", "parse_variables"]
 
 
 def parse_variables(text: str | None) -> tuple[tuple[str, ...], dict[str, float]] | None:
-    r"""Observables from `NAME,NAME=ERROR,…`, and the errors given, in each one's unit."""
+    r"""Observables from `NAME,NAME=ERROR,…`, by whatever name, and the errors given, in each one's
+    unit."""
     if text is None:
         return None
     names, errors = [], {}
     for part in filter(None, text.split(",")):
         name, equals, error = (p.strip() for p in part.partition("="))
+        known = recognise(name)
+        if known is not None and known[1] is None:  # networks see all levels
+            name = known[0]
+            if not equals and name not in VARIABLES:
+                raise DataError(
+                    f"{name!r} is derived and has no standard deviation to take a share of; give "
+                    f"its error in its own unit, for example {name}=1.0"
+                )
         names.append(name)
         if equals:
             try:
@@ -36,7 +47,7 @@ def parse_variables(text: str | None) -> tuple[tuple[str, ...], dict[str, float]
                 raise DataError(
                     f"found {part!r}; give an error in the unit, e.g. 10m_wind_speed=0.5"
                 ) from None
-    return tuple(names), errors
+    return tuple(dict.fromkeys(names)), errors
 
 
 def build_network(

@@ -265,14 +265,15 @@ def background_check(departure: Any, spread: Any, error: Any, threshold: float =
 
 
 def huber_weights(departure: Any, sd: Any, k: float = 1.5) -> Any:
-    r"""The factor by which an observation's error is inflated, for Huber's likelihood.
+    r"""The factor by which the deviation that is expected is inflated, for Huber's likelihood.
 
     With :math:`u = d / \text{sd}`, minus its logarithm is
 
     .. math:: \rho(u) = \begin{cases} u^2 / 2 & |u| \leq k \\ k |u| - k^2 / 2 & |u| > k \end{cases}
 
-    The Gaussian with the error inflated by :math:`f = \max(1, \sqrt{|u| / k})` has the same slope:
-    :math:`u / f^2 = \rho'(u)`.
+    The Gaussian with the deviation inflated by :math:`f = \max(1, \sqrt{|u| / k})` has the same
+    slope: :math:`u / f^2 = \rho'(u)`. Where :math:`\text{sd}` is not the error alone, the error has
+    to grow by more, see :func:`appa.tasks.background.inflation`.
 
     Arguments:
         departure: :math:`d`, an array or tensor with shape :math:`(n)`.

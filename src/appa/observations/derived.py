@@ -75,7 +75,7 @@ def wind_speed(u: Tensor, v: Tensor) -> Tensor:
     return torch.sqrt(u**2 + v**2 + CALM**2)
 
 
-@observable("10m_wind_direction", units="degree", inputs=WIND, plausible=(-360, 720), period=360.0)
+@observable("10m_wind_direction", units="degree", inputs=WIND, plausible=(-360, 360), period=360.0)
 def wind_direction(u: Tensor, v: Tensor) -> Tensor:
     r"""Where the wind comes from, clockwise from north: 270° is a westerly.
 

@@ -101,9 +101,12 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
     _check_errors(ds, fields, error, where)
     parts: list[Observations] = []
     wrong: list[str] = []
-    for key, (name, implied) in fields.items():
+    for key, (name, level, implied) in fields.items():
         said = units.get(name) or ds[key].attrs.get("units") or implied
-        pair, message = _pair(ds, key, name, said, error)
+        try:
+            pair, message = _pair(ds, key, name, level, said, error)
+        except DataError as wrong_about:
+            raise DataError(f"{where}: {key!r}: {wrong_about}") from None
         if message:
             wrong.append(message)
             continue
@@ -117,12 +120,12 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
     return out
 
 
-Fields = dict[str, tuple[str, str | None]]
+Fields = dict[str, tuple[str, float | None, str | None]]
 
 
 def _find(ds: xr.Dataset, where: str) -> tuple[Fields, pd.DataFrame, list[str]]:
-    r"""Which variables are fields of which observables, and the unit implied; what is of none; and
-    what is not used, as notes."""
+    r"""Which variables are fields of which observables, the level a name has and the unit implied;
+    what is of none; and what is not used, as notes."""
     found: Fields = {}
     unknown: list[pd.DataFrame] = []
     unused: list[str] = []
@@ -140,16 +143,16 @@ def _find(ds: xr.Dataset, where: str) -> tuple[Fields, pd.DataFrame, list[str]]:
         if known is None:
             count = int(ds[key].notnull().sum())
             unknown.append(table({UNKNOWN: (count, f"{key!r} in {where}")}))
-        elif known[0] in [name for name, _ in found.values()]:
+        elif known[:2] in [field[:2] for field in found.values()]:
             raise DataError(f"{where}: found {known[0]!r} twice, the second as {key!r}; drop one")
         else:
-            found[key] = known[0], known[2]
+            found[key] = known
     notes = [f"{where}: not used: {', '.join(unused)}"] if unused else []
     return found, join(unknown), notes
 
 
 def _check_errors(ds: xr.Dataset, fields: Fields, error: Any, where: str) -> None:
-    lacking = [k for k, (name, _) in fields.items() if f"{k}_error" not in ds and name not in error]
+    lacking = [k for k, f in fields.items() if f"{k}_error" not in ds and f[0] not in error]
     if lacking:
         key = lacking[0]
         raise DataError(
@@ -160,20 +163,25 @@ def _check_errors(ds: xr.Dataset, fields: Fields, error: Any, where: str) -> Non
 
 
 def _pair(
-    ds: xr.Dataset, key: str, name: str, said: object, error: Mapping[str, Any]
+    ds: xr.Dataset,
+    key: str,
+    name: str,
+    level: float | None,
+    said: object,
+    error: Mapping[str, Any],
 ) -> tuple[xr.Dataset, str]:
     r"""A field and its error, canonical and in the observable's unit; or what is wrong with it."""
     target = observables.find(name).units
     told = str(said or target)
     scale, offset = conversion(told, target, name)
-    raw = _canonical(ds, key, name)
-    level = raw["level"].values if "level" in raw.dims else np.array([np.nan])
+    raw = _canonical(ds, key, name, level)
+    levels = raw["level"].values if "level" in raw.dims else np.array([np.nan])
     sample, rows = _sample(raw)
-    ranges = np.array([plausible_range(name, p) for p in level])[rows]
+    ranges = np.array([plausible_range(name, p) for p in levels])[rows]
     if likely := looks_like(name, sample, *ranges.T, units=told if said else None):
         return xr.Dataset(), wrong_units(name, sample, told, likely)
     if f"{key}_error" in ds:
-        sd = _canonical(ds, f"{key}_error", name)
+        sd = _canonical(ds, f"{key}_error", name, level)
         own = units_of_error(ds[f"{key}_error"], told)
         sd = sd * np.float32(conversion(own, target, name)[0])
         if name in error:
@@ -189,13 +197,29 @@ def units_of_error(sd: xr.DataArray, told: str) -> str:
     return str(sd.attrs.get("units") or told)
 
 
-def _canonical(ds: xr.Dataset, key: str, name: str) -> xr.DataArray:
-    r"""One field in the canonical form, under whatever name, in the unit it is in."""
+def _canonical(ds: xr.Dataset, key: str, name: str, level: float | None) -> xr.DataArray:
+    r"""One field in the canonical form, under whatever name, in the unit it is in; at the level its
+    name has, as `z500`, where it has no other."""
     levels = observables.find(name).levels == "level"
     stand_in = "temperature" if levels else "2m_temperature"
     one = ds[[key]].rename({key: stand_in})
+    places = {str(place) for place in (*one.dims, *one.coords)}
+    if levels and level is not None and not places.intersection(ALIASES["level"]):
+        one = one.assign_coords(level=((), level, {"units": "hPa"}))
+        places.add("level")
+    for dim, example in (("time", "['2021-03-21T06']"), ("level", "[500]")):
+        if (dim == "time" or levels) and not places.intersection(ALIASES[dim]):
+            named = f", or name it after one, {key}500" if dim == "level" else ""
+            raise DataError(
+                f"there is no {dim}; the dimensions are {', '.join(map(str, ds[key].dims))}: give "
+                f"it one, for example with ds.expand_dims({dim}={example}){named}"
+            )
     one[stand_in].attrs = {}
-    return canonicalize(one)[stand_in].drop_attrs(deep=False)
+    found = canonicalize(one)[stand_in].drop_attrs(deep=False)
+    if levels and level is not None and level not in found["level"].values:
+        at = ", ".join(f"{p:g}" for p in found["level"].values)
+        raise DataError(f"its name says {level:g} hPa, and its level {at}; correct one of them")
+    return found
 
 
 def _sample(raw: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,7 @@ from . import checks, observables
 from .collection import Observations
 from .gridded import Rules, default_error
 from .synthesis import COLUMNS
+from .times import utc, with_times
 from .units import NAMES, conversion, looks_like, recognise, spelling, wrong_units
 
 __all__ = ["ROLES", "read_table", "roles_of"]
@@ -98,6 +99,7 @@ def read_table(
     frame = frame.set_axis([roles[str(c)][0] for c in frame.columns], axis=1)
     frame = frame.reset_index(drop=True)
     told = {role: unit for role, unit in roles.values() if unit}
+    frame, notes = with_times(frame, roles, where, rules.columns)
     lacking = [c for c in ("time", "latitude", "longitude") if c not in frame]
     if lacking:
         raise DataError(
@@ -119,7 +121,7 @@ def read_table(
         if "units" not in rows:
             rows["units"] = told.get("value", "")
     names = [old for old, (role, _) in roles.items() if role in unused]
-    notes = [f"{where}: not used: {', '.join(map(repr, names))}"] if names else []
+    notes += [f"{where}: not used: {', '.join(map(repr, names))}"] if names else []
     if not len(rows):
         return Observations(None, None, unknown, notes)
     raw = rows
@@ -132,7 +134,14 @@ def read_table(
     good = rows.loc[reason < 0]
     hour, _ = checks.match_hours(good["time"].to_numpy())
     points = good.loc[:, list(COLUMNS)].assign(hour=hour, longitude=good["longitude"] % 360)
-    points["elevation"] = points["elevation"].where(points["elevation"].between(LOWEST, HIGHEST))
+    elevation = points["elevation"]
+    absurd = elevation.notna() & ~elevation.between(LOWEST, HIGHEST)
+    if absurd.any():
+        notes.append(
+            f"{where}: {int(absurd.sum()):,} of {len(points):,} observations have an elevation "
+            f"that cannot be, such as {elevation[absurd].iloc[0]:g} m, which is taken as unknown"
+        )
+    points["elevation"] = elevation.where(~absurd)
     return Observations(points, None, checks.join([unknown, checks.table(counts)]), notes)
 
 
@@ -245,7 +254,7 @@ def _standard(
     sd = _defaults(rows, number["error"], pair, usable, used, scale, rules.error, where)
     frame = pd.DataFrame(
         {
-            "time": _times(rows["time"]),
+            "time": utc(rows["time"]),
             "latitude": number["latitude"],
             "longitude": number["longitude"],
             "variable": variable,
@@ -278,18 +287,6 @@ def _levels(level: NDArray, unit: str | None) -> NDArray:
     if not unit and len(known) and np.median(known) > 2000:  # no pressure on this planet in hPa
         unit = "Pa"
     return np.where(level > 0, level * (conversion(unit, "hPa", "level")[0] if unit else 1), np.nan)
-
-
-def _times(time: Any) -> NDArray:
-    r"""Times in UTC, NaT where they are no dates."""
-    if isinstance(time.dtype, pd.DatetimeTZDtype) or time.dtype.kind == "M":
-        dates = pd.to_datetime(time, utc=True)
-    else:
-        # digits: 2021032103, to the hour, minute or second
-        text = time.astype("str").str.strip().str.replace(r"\.0$", "", regex=True)
-        text = text.str.replace(r"^(\d{8})(\d{2})(\d{0,4})$", r"\1T\2\3", regex=True)
-        dates = pd.to_datetime(text, utc=True, format="ISO8601", errors="coerce")
-    return dates.dt.tz_localize(None).to_numpy("datetime64[ns]")
 
 
 def _check_units(

@@ -10,6 +10,7 @@ be used is counted under the first reason that applies, see :mod:`appa.observati
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from . import checks, observables
 from .collection import Observations, values_of
 from .gridded import Rules, has_grid, read_gridded
 from .points import ROLES, TEXT, read_table, roles_of
+from .times import says_hours
 from .units import NAMES, recognise
 
 __all__ = ["read_observations"]
@@ -54,7 +56,7 @@ def read_observations(
         columns: What columns or variables are by another name: `{"TEMP": "2m_temperature"}`.
         error: The error of variables that come without: one standard deviation, a number in the
             unit of the values or with a unit, `"1 hPa"`.
-        tolerance: How far from a whole hour a time may be.
+        tolerance: How far from a whole hour a time may be, with its unit: `"10min"`.
         levels: The model's levels in hPa, between which observations may lie.
 
     Example:
@@ -63,19 +65,14 @@ def read_observations(
                  reason  count                       example
         0  not a number      1  line 5: t2m, value=nan
     """
-    try:
-        span: Any = pd.Timedelta(tolerance)
-    except ValueError:
-        span = pd.NaT
-    if not span >= pd.Timedelta(0):
-        raise DataError(f"found a tolerance of {tolerance!r}; give one of 0 or more: '10min'")
+    span = _span(tolerance)
     if isinstance(error, (int, float, str)):
         raise DataError(
             f"found error={error!r}; give one a variable: error={{'2m_temperature': {error!r}}}"
         )
     names = _named(units or {}, ("level", "elevation"), "units")
     errors, several = _named(error or {}, (), "error"), isinstance(source, (list, tuple))
-    rules = Rules(names, errors, span.to_timedelta64(), levels, dict(columns or {}), several)
+    rules = Rules(names, errors, span, levels, dict(columns or {}), several)
     out, empty = Observations(), []
     for name, part in _parts(source, rules):
         if not _anything(part):
@@ -98,6 +95,24 @@ def read_observations(
             "or leave them out without strict"
         )
     return out
+
+
+def _span(tolerance: Any) -> np.timedelta64:
+    r"""How long a tolerance is. A number has to have a unit: pandas takes it for nanoseconds."""
+    bare = isinstance(tolerance, (int, float)) or re.fullmatch(r"\s*[+-]?\d+\s*", str(tolerance))
+    if isinstance(tolerance, np.timedelta64):
+        bare = np.datetime_data(tolerance)[0] == "generic"
+    try:
+        span: Any = pd.NaT if bare else pd.Timedelta(tolerance)
+    except (TypeError, ValueError):
+        span = pd.NaT
+    if not span >= pd.Timedelta(0):
+        unit = ", a number without a unit" if bare else ""
+        raise DataError(
+            f"found a tolerance of {tolerance!r}{unit}; give a time of 0 or more with its unit, "
+            "such as '30min'"
+        )
+    return span.to_timedelta64()
 
 
 def _named(given: Mapping[str, Any], others: tuple[str, ...], what: str) -> dict[str, Any]:
@@ -205,7 +220,7 @@ def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
     options["sep"] = max(",;\t", key=head.count)
     names = [str(c) for c in pd.read_csv(path, nrows=0, **options).columns]
     roles = roles_of(names, rules)
-    text = [old for old, (role, _) in roles.items() if role in TEXT]
+    text = [old for old, (role, _) in roles.items() if role in TEXT or says_hours(role)]
     missing = ["", "nan", "NaN", "NA", "null", "NULL", "None"]
     return pd.read_csv(
         path,

@@ -173,9 +173,10 @@ def conversion(units: object, target: str, name: str = "") -> tuple[float, float
             f"{what}, and {units} is of another kind; units that convert: {', '.join(usual)}"
         )
     usual = list(dict.fromkeys(u for family in families for u in family)) or [target]
-    every = {s: u for s, u in known.items() if u in usual}
-    close = difflib.get_close_matches(_plain(units), every, n=1, cutoff=0.5)
-    hint = f"; did you mean {every[close[0]]!r}?" if close else f"; known: {', '.join(usual)}"
+    # of all that are known the nearest: one of another kind is not meant
+    close = [known[s] for s in difflib.get_close_matches(_plain(units), known, n=1, cutoff=0.7)]
+    likely = close and close[0] in usual
+    hint = f"; did you mean {close[0]!r}?" if likely else f"; known: {', '.join(usual)}"
     raise DataError(f"{what}, and the unit {str(units)!r} is unknown{hint}")
 
 

@@ -3,7 +3,8 @@ r"""Gross errors that pass for plausible: observations against what the prior dr
 An unconditional ensemble of the period says what is usual at each place and hour, with mean
 :math:`\bar{a}` and standard deviation :math:`s` over members. With `check`, an observation farther
 than :math:`k \sqrt{s^2 + s_r^2 + \sigma^2}` from :math:`\bar{a}` is left out; with `huber`, its
-error is inflated as Huber's likelihood would have it, from where that distance is :math:`k`.
+error is inflated as Huber's likelihood would have it, so that it moves the mean no farther than one
+at that distance.
 Members are decoded, and :math:`s_r` is the standard deviation of what the decoder cannot express,
 where that is known (:mod:`appa.observations.errors`): of precipitation it is most of what varies.
 There it grows with the rain, and has no Gaussian's tails; of :math:`y` observed it is
@@ -70,13 +71,14 @@ def against_prior(
         # in units of the observation's error, and with that of the mean of few members
         departure = torch.cat([operator.departure(prior.model.decode(z[m : m + 1, hour]))
                                for m in range(MEMBERS)])  # fmt: skip
-        mean, spread = departure.mean(0), departure.std(0) * (1 + 1 / MEMBERS) ** 0.5
+        mean, own = departure.mean(0), departure.std(0)
+        spread = own * (1 + 1 / MEMBERS) ** 0.5
         lacking = _lacking(prior, operator).to(mean)
         error = (1 + lacking**2) ** 0.5
         if method == "huber":
-            factor = huber_weights(mean, (spread**2 + error**2) ** 0.5, threshold)
-            if prior.settings.representation != "none":  # which joins the error afterwards
-                factor = (1 + (factor**2 - 1) * error**2) ** 0.5
+            weight = huber_weights(mean, (spread**2 + error**2) ** 0.5, threshold)
+            represented = prior.settings.representation != "none"  # joins the error afterwards
+            factor = inflation(weight, own, error if represented else torch.ones_like(error))
         else:
             far = background_check(mean, spread, error, threshold)
             factor = torch.where(far, OUT, 1.0)
@@ -86,6 +88,26 @@ def against_prior(
                 count += int(far.sum())
         found.append(operator.inflate(factor))
     return found, table({BACKGROUND: (count, example)} if count else {})
+
+
+def inflation(weight: Tensor, spread: Tensor, error: Tensor) -> Tensor:
+    r"""What the errors of observations are multiplied by for their pull to be that of Huber's.
+
+    An observation moves the prior's mean by :math:`\frac{s^2}{s^2 + \sigma^2} d`. For that to be
+    :math:`f^2` times less, all that :math:`d` is expected to be has to grow by as much, of which
+    the error alone can: :math:`s^2 + \sigma'^2 = f^2 (s^2 + \sigma^2)`.
+
+    Arguments:
+        weight: Huber's :math:`f`, with shape :math:`(n)`.
+        spread: The prior's spread :math:`s`, in units of the errors that grow, with shape
+            :math:`(n)`.
+        error: :math:`\sigma` in these units, above 1 by what joins the error later and does not
+            grow, with shape :math:`(n)`.
+
+    Returns:
+        The factors, with shape :math:`(n)`.
+    """
+    return (1 + (weight**2 - 1) * (spread**2 + error**2)) ** 0.5
 
 
 def drawn(prior: Posterior, batch: int | None, keeper: RunState | None) -> Tensor:
