@@ -21,7 +21,7 @@ import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.likelihood import probed_strength
 from appa.diffusion.sampling import Noise
-from appa.errors import AppaError
+from appa.errors import AppaError, ConfigError
 from appa.observations import observables
 from appa.observations.operators import StateSpace, compile_observations
 from appa.observations.reading import read_observations
@@ -196,6 +196,22 @@ def test_a_forecast_from_states(model):
     f = model.forecast(ds.isel(time=slice(0, 2)), 3, members=2, **STEPS)
     assert f.sizes["member"] == 2
     assert f["time"].values[0] == ds["time"].values[2]
+
+
+def test_a_forecasts_mode(model):
+    r"""A mode that is asked for is taken; what has nothing to act on is refused."""
+    past, once = small.states().isel(time=slice(0, 2)), {"members": 1, "seed": 4, **STEPS}
+    composed = model.forecast(past, 4, mode="composed", **once)
+    xr.testing.assert_identical(model.forecast(past, 4, all_at_once=True, **once), composed)
+    other = model.forecast(past, 4, **once)
+    assert abs(other - composed)["temperature"].max() > 0.01
+    settings = Settings.of(model.config, mode="composed", **STEPS)
+    own = assimilation.forecast(model, past, 4, members=1, seed=4, settings=settings)
+    xr.testing.assert_identical(own, composed)
+    with pytest.raises(ConfigError, match="background=check, which is about observations"):
+        model.forecast(past, 4, background="check")
+    with pytest.raises(ConfigError, match="all hours at once are asked for"):
+        model.forecast(past, 4, mode="sequential", all_at_once=True)
 
 
 def test_new_hours_a_window(model):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "drawing",
+    "drawing_ahead",
     "load",
     "output",
     "reading",
@@ -166,6 +167,23 @@ def drawing(
     return locals()
 
 
+def without(group: Callable[..., dict[str, Any]], *names: str) -> Callable[..., dict[str, Any]]:
+    r"""A group less some of its options."""
+
+    @functools.wraps(group)
+    def less(**values: Any) -> dict[str, Any]:
+        return group(**values)
+
+    every = inspect.signature(group, eval_str=True)
+    kept = [p for name, p in every.parameters.items() if name not in names]
+    less.__signature__ = every.replace(parameters=kept)  # type: ignore[attr-defined]
+    return less
+
+
+# a forecast observes nothing, see `Settings.ahead`, whose `OBSERVED` these are
+drawing_ahead = without(drawing, "lag", "curvature", "representation", "background", "threshold")
+
+
 def reading(
     units: Annotated[
         list[str] | None,
@@ -291,11 +309,13 @@ def load(model: str, device: str | None) -> Model:
 
 
 def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:
-    r"""The settings that :func:`drawing` gathered."""
+    r"""The settings that :func:`drawing` gathered; a forecast's, where they say whether it is drawn
+    `all_at_once`."""
     from ..tasks.settings import Settings
 
     single = {key: value for key, value in chosen.items() if key != "setting"}
-    return Settings.of(model.config, chosen["setting"], **single)
+    make = Settings.ahead if "all_at_once" in single else Settings.of
+    return make(model.config, chosen["setting"], **single)
 
 
 def writable(path: Path) -> None:

@@ -413,7 +413,8 @@ class Model:
         Arguments:
             source: An analysis, or a dataset of states.
             hours: The number of hours after its last.
-            setting, kwargs: See :meth:`reanalysis`.
+            setting, kwargs: See :meth:`reanalysis`. Windows are drawn one after another, unless
+                `mode="composed"` or `all_at_once=True` asks for all hours together.
 
         Example:
             >>> forecast = model.forecast(analysis, hours=48)
@@ -421,15 +422,21 @@ class Model:
         """
         from .assimilation import forecast
 
-        return forecast(self, source, hours, **self._settings(setting, kwargs))
+        return forecast(self, source, hours, **self._settings(setting, kwargs, ahead=True))
 
-    def _settings(self, name: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        r"""Keyword arguments, single settings among them made into settings."""
+    def _settings(
+        self, name: str | None, kwargs: dict[str, Any], ahead: bool = False
+    ) -> dict[str, Any]:
+        r"""Keyword arguments, single settings among them made into settings, a forecast's or
+        others'."""
         from .settings import Settings
 
         single = {key: kwargs.pop(key) for key in list(kwargs) if key in Settings.model_fields}
         if name is not None or single:
-            kwargs["settings"] = Settings.of(self.config, name, **single)
+            if ahead:
+                single["all_at_once"] = kwargs.pop("all_at_once", False)
+            make = Settings.ahead if ahead else Settings.of
+            kwargs["settings"] = make(self.config, name, **single)
         return kwargs
 
     # ---------------------------------------------------------------- files
