@@ -101,6 +101,37 @@ def test_the_same_seed_is_the_same_and_batches_do_not_matter(folder, analysis, t
             np.testing.assert_allclose(a, b, atol=1e-4 * float(a.std()))
 
 
+OWN = """
+import appa
+
+@appa.observable("squared_temperature", units="K2", inputs=("2m_temperature",))
+def square(t):
+    return t**2
+"""
+
+
+def test_observables_of_ones_own(folder, tmp_path, registry):
+    r"""From a file, here and in processes that draw; without it, they are not known."""
+    table = pd.read_csv(folder / "obs.csv").dropna()
+    table = table.assign(variable="squared_temperature", value=280.0**2, error=600.0, units="K2")
+    table.to_csv(tmp_path / "obs.csv", index=False)
+    (tmp_path / "own.py").write_text(OWN)
+    args = [folder / "model", tmp_path / "obs.csv", "--start", START, "--hours", HOURS]
+    args += ["--members", 2, *QUICK, "--batch", 1]
+    with pytest.raises(DataError, match="squared_temperature"):
+        run("reanalysis", *args, "--out", tmp_path / "x.zarr")
+    args += ["--observables", tmp_path / "own.py"]
+    for workers in (1, 2):
+        out = tmp_path / f"{workers}.zarr"
+        told = run("reanalysis", *args, "--workers", workers, "--out", out)
+        assert "squared_temperature" in told
+    with xr.open_zarr(tmp_path / "1.zarr") as one, xr.open_zarr(tmp_path / "2.zarr") as two:
+        np.testing.assert_allclose(one["temperature"], two["temperature"], rtol=1e-5)
+    start = ["--start", START, "--observables", tmp_path / "own.py"]
+    told = run("plan", "reanalysis", *args[:2], *start, "--hours", HOURS, "--no-measure")
+    assert "decodes" in told
+
+
 def test_filter(folder, analysis, tmp_path):
     r"""The last hour of the same draw, with its window or without, and no more than asked for."""
     args = ["--start", START, "--hours", HOURS, "--members", 3, *QUICK]

@@ -31,6 +31,7 @@ __all__ = [
     "drawing_ahead",
     "load",
     "output",
+    "own_observables",
     "reading",
     "settings_of",
     "takes",
@@ -226,6 +227,14 @@ def reading(
             rich_help_panel=READING,
         ),
     ] = None,
+    observables: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="A file that registers observables of your own; repeat.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -235,7 +244,9 @@ def reading(
         ),
     ] = False,
 ) -> dict[str, Any]:
-    r"""How observations are read, see :func:`appa.read_observations`, and which are kept."""
+    r"""How observations are read, see :func:`appa.read_observations`, and which are kept. A user's
+    own observables are imported."""
+    own_observables(observables)
     errors: dict[str, Any] = _pairs("--error", error, "t2m=0.5")
     for name, text in errors.items():
         with contextlib.suppress(ValueError):  # one with a unit stays text
@@ -248,6 +259,15 @@ def reading(
         "thin": thin,
         "strict": strict,
     }
+
+
+def own_observables(files: list[str] | None) -> None:
+    r"""Imports files that register observables."""
+    if files:
+        from ..observations.own import load_observables
+
+        for path in files:
+            load_observables(path)
 
 
 def _pairs(option: str, given: list[str] | None, example: str) -> dict[str, Any]:
