@@ -5,6 +5,7 @@ Whether posteriors are right is in `tests/exact`.
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 
@@ -312,6 +313,9 @@ def test_gross_errors_do_not_count(model, method):
     assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
     share = distance(kept, without) / distance(fooled, without)
     assert share < (1e-3 if method == "check" else 0.9)
+    if method == "check":  # what is left out makes no fit better
+        one, other = (json.loads(a.attrs["fit"])[name] for a in (kept, without))
+        assert one == pytest.approx(other, rel=1e-2)
 
 
 @pytest.mark.parametrize("dies", [2, 8])
@@ -553,6 +557,55 @@ def test_analyses_fit_what_is_between_levels(knowing):
         assert a.attrs["residual_unused"] == 0
     # an untrained decoder misses them by hundreds of errors, of which a hundredth may be left
     assert misfits[0] < 4 < 200 < misfits[1]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.filterwarnings("ignore:members miss")
+def test_the_fit_is_that_of_what_is_written(knowing, monkeypatch, tmp_path):
+    r"""Of each observable, over members and hours, however states were put together."""
+    table = pd.concat(
+        [stations(), stations(variable="lapse", value=5.0, latitude=-30.0),
+         stations(variable="mean_field", value=280.0)], ignore_index=True
+    )  # fmt: skip
+    options = {"members": 3, "batch": 2, "seed": 1, **STEPS}
+
+    def fit(a) -> dict[str, float]:
+        read, space = read_observations(table), StateSpace.of(knowing)
+        operators = compile_observations(read, space, a["time"].values)
+        x = knowing.standardizer.to_tensor(a.drop_vars("latents", errors="ignore"))
+        squares = [
+            pd.DataFrame({"name": op.rows["variable"].to_numpy(), "square": row})
+            for k, op in enumerate(operators)
+            if op is not None
+            for row in op.departure(x[:, k]).square().numpy()
+        ]
+        return pd.concat(squares).groupby("name")["square"].mean().pow(0.5).to_dict()
+
+    whole = knowing.reanalysis(table, START, 4, **options)
+    assert json.loads(whole.attrs["fit"]) == pytest.approx(fit(whole), rel=2e-3)
+    assert set(fit(whole)) == {"2m_temperature", "lapse", "mean_field"}
+    last = knowing.filter(table, START, 4, out=tmp_path / "last.zarr", **options)
+    assert json.loads(last.attrs["fit"]) == pytest.approx(fit(last.load()), rel=2e-3)
+    # what is not written, or not at once, is not compared; the rest is as before
+    chosen = {"variables": ["2m_temperature", "sea_surface_temperature"], **options}
+    part = knowing.reanalysis(table, START, 4, **chosen)
+    mine = json.loads(part.attrs["fit"])
+    assert set(mine) <= {"2m_temperature", "mean_field"}
+    assert mine["2m_temperature"] == pytest.approx(fit(whole)["2m_temperature"], rel=2e-3)
+    monkeypatch.setattr(ensembles, "held", lambda model: 4)
+    pieces = json.loads(knowing.reanalysis(table, START, 4, **options).attrs["fit"])
+    assert pieces["2m_temperature"] == pytest.approx(fit(whole)["2m_temperature"], rel=2e-2)
+    assert "lapse" not in pieces
+    assert "fit" not in knowing.reanalysis(None, START, 4, members=1, steps=1).attrs
+
+
+def test_a_bad_fit_is_told(knowing):
+    r"""One step cannot fit what is a hundred errors away; what fits is not named."""
+    good = stations(error=5000.0, variable="temperature", level=850.0, value=285.0)
+    table = pd.concat([stations(error=1e-3), good], ignore_index=True)
+    told = r"2m_temperature by [\d.e+]+, expected about 1; take more steps or iterations"
+    with pytest.warns(UserWarning, match=f"in errors: {told}.*the decoder cannot express"):
+        knowing.reanalysis(table, START, 4, members=1, steps=1, residual=False)
 
 
 @pytest.mark.usefixtures("registered")
