@@ -325,7 +325,8 @@ def load(model: str, device: str | None) -> Model:
 
     from ..tasks.loading import load
 
-    return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with told():
+        return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:

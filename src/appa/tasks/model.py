@@ -31,8 +31,8 @@ from ..errors import DataError
 from ..machine import free_memory
 from ..nn.autoencoder import Autoencoder
 from ..observations.rain import Above
+from ..observations.representation import AUTOENCODER_DIGEST, Representation
 from ..observations.representation import FILE as REPRESENTATION
-from ..observations.representation import Representation
 from ..observations.residual import STREAM, ResidualSampler
 from .folders import (
     AUTOENCODER,
@@ -460,7 +460,11 @@ class Model:
             if self.statistics is not None:
                 write_statistics(partial, self.statistics)
             if self.representation is not None:
-                self.representation.save(partial / REPRESENTATION)
+                rep = self.representation
+                if rep.autoencoder == digest(self.autoencoder.state_dict()):  # else stale before
+                    here = digest(read_weights(partial / AUTOENCODER))
+                    rep = rep.assign_attrs({AUTOENCODER_DIGEST: here})
+                rep.save(partial / REPRESENTATION)
         return Path(folder)
 
     def __repr__(self) -> str:
