@@ -142,8 +142,8 @@ class Ensemble(ABC):
         self.attrs = dict(attrs)
         self.batch = batch or decode_batch(model)
         self.most = held(model)
-        #: What is shown each state as it is written: its hour, the state, and which channels of it
-        #: are written with this one.
+        #: What is shown each state as it is written, before negative values are set to zero: its
+        #: hour, the state, and which channels of it are written now.
         self.watch: Callable[[int, Tensor, Sequence[int]], None] | None = None
 
     def shapes(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]]:
@@ -248,7 +248,7 @@ class Ensemble(ABC):
                     where = (hours,) if field.levels is None else (hours, field.levels)
                     self._place(field.name, (member, *where), values)
                     if whole is not None:
-                        whole[:, field.channels] = field.clipped(y, self.negatives == "clip")
+                        whole[:, field.channels] = y
                     if field.name in negative:
                         negative[field.name][k, h : h + stop - j] += found
                 if whole is not None and self.watch is not None:

@@ -51,12 +51,6 @@ class Field:
             levels=levels,
         )
 
-    def clipped(self, x: Tensor, clip: bool) -> Tensor:
-        r"""Its standardized channels as :meth:`restore` gives them out, :math:`(B, c, H, W)`."""
-        if not clip or self.name not in NONNEGATIVE:
-            return x
-        return torch.maximum(x, (-self.mean / self.std).to(x))
-
     def restore(self, x: Tensor, clip: bool) -> tuple[np.ndarray, np.ndarray]:
         r"""Physical values of its standardized channels :math:`(B, c, H, W)`, with shape :math:`(B,
         [c,] H, W)`, and how many of each state were negative where none can be."""

@@ -34,7 +34,8 @@ class Fit:
     r"""Sums squares of departures, hour by hour.
 
     Only what is written is compared, since the rest is not known: observations of the hours and
-    channels that are given out together.
+    channels that are given out together. It is compared as it was drawn: what lies between grid
+    points of which some are set to zero later, as rain often is, is no matter of the draw.
 
     Arguments:
         operators: The observations of each hour that is given out.
