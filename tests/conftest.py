@@ -3,6 +3,7 @@ r"""The order of the files: those that take longest begin first. And what compil
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,3 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)  # stable: in a file, nothing moves
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    r"""Observables that a test registers are forgotten after it, and those of the package not."""
+    from appa.observations.observables import REGISTRY, known
+
+    known()
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)

@@ -150,7 +150,8 @@ def run(
     else:
         tell(f"drawing the forecast, {members} members of {ahead} hours")
         shutil.rmtree(out["forecast"], ignore_errors=True)
-        later = forecast(model, analysis, ahead, out=out["forecast"], **common)
+        how: dict[str, Any] = common | {"settings": _last(settings)}
+        later = forecast(model, analysis, ahead, out=out["forecast"], **how)
     tell("drawing the prior, for comparison")
     # windows side by side: what happens between them does not change a score
     apart = settings.model_copy(update={"mode": "composed", "stride": model.config.window})

@@ -2,6 +2,7 @@ r"""`appa reanalysis`, `filter`, `forecast` and `plan`, as a user runs them."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -24,7 +25,8 @@ from ..processes import Process, command
 from ..tasks import small
 
 START, HOURS = "2001-01-03T00", 6
-QUICK = ["--steps", 3, "--iterations", 2, "--representation", "none", "--seed", 3]
+AHEAD = ["--steps", 3, "--iterations", 2, "--seed", 3]
+QUICK = [*AHEAD, "--representation", "none"]
 
 
 def application() -> typer.Typer:
@@ -97,6 +99,37 @@ def test_the_same_seed_is_the_same_and_batches_do_not_matter(folder, analysis, t
         for name in ("2m_temperature", "temperature", "latents"):
             a, b = first[name].isel(member=slice(0, 2)), second[name]
             np.testing.assert_allclose(a, b, atol=1e-4 * float(a.std()))
+
+
+OWN = """
+import appa
+
+@appa.observable("squared_temperature", units="K2", inputs=("2m_temperature",))
+def square(t):
+    return t**2
+"""
+
+
+def test_observables_of_ones_own(folder, tmp_path, registry):
+    r"""From a file, here and in processes that draw; without it, they are not known."""
+    table = pd.read_csv(folder / "obs.csv").dropna()
+    table = table.assign(variable="squared_temperature", value=280.0**2, error=600.0, units="K2")
+    table.to_csv(tmp_path / "obs.csv", index=False)
+    (tmp_path / "own.py").write_text(OWN)
+    args = [folder / "model", tmp_path / "obs.csv", "--start", START, "--hours", HOURS]
+    args += ["--members", 2, *QUICK, "--batch", 1]
+    with pytest.raises(DataError, match="squared_temperature"):
+        run("reanalysis", *args, "--out", tmp_path / "x.zarr")
+    args += ["--observables", tmp_path / "own.py"]
+    for workers in (1, 2):
+        out = tmp_path / f"{workers}.zarr"
+        told = run("reanalysis", *args, "--workers", workers, "--out", out)
+        assert "squared_temperature" in told
+    with xr.open_zarr(tmp_path / "1.zarr") as one, xr.open_zarr(tmp_path / "2.zarr") as two:
+        np.testing.assert_allclose(one["temperature"], two["temperature"], rtol=1e-5)
+    start = ["--start", START, "--observables", tmp_path / "own.py"]
+    told = run("plan", "reanalysis", *args[:2], *start, "--hours", HOURS, "--no-measure")
+    assert "decodes" in told
 
 
 def test_filter(folder, analysis, tmp_path):
@@ -235,7 +268,7 @@ def test_tables_in_warnings_lack_what_was_shown(capsys):
 @pytest.mark.parametrize("how", [[], ["--all-at-once"], ["--new", 1]])
 def test_forecast(folder, analysis, tmp_path, how):
     out = tmp_path / "forecast.zarr"
-    run("forecast", folder / "model", analysis, "--hours", 5, "--out", out, *QUICK, *how)
+    run("forecast", folder / "model", analysis, "--hours", 5, "--out", out, *AHEAD, *how)
     with xr.open_zarr(out) as ds:
         assert ds.sizes["member"] == 3
         after = np.datetime64(START) + np.arange(HOURS, HOURS + 5) * np.timedelta64(1, "h")
@@ -243,10 +276,71 @@ def test_forecast(folder, analysis, tmp_path, how):
         assert np.isfinite(ds["2m_temperature"]).all()
 
 
+def test_composed_is_all_at_once(folder, analysis, tmp_path):
+    r"""Asked for by either name, of a forecast and of its plan; not what a forecast does else."""
+    found, plans = {}, {}
+    for name, how in {
+        "default": [],
+        "auto": ["--mode", "auto"],
+        "once": ["--all-at-once"],
+        "composed": ["--mode", "composed"],
+    }.items():
+        out = tmp_path / f"{name}.zarr"
+        args = [folder / "model", "--hours", 5, *AHEAD[:4], *how]
+        run("forecast", args[0], analysis, *args[1:], "--seed", 3, "--out", out)
+        plans[name] = run("plan", "forecast", *args, "--members", 3, "--no-measure")
+        with xr.open_zarr(out) as ds:
+            found[name] = ds.load()
+    for a, b, mode in (("default", "auto", "sequential"), ("once", "composed", "composed")):
+        xr.testing.assert_identical(found[a], found[b])
+        assert plans[a] == plans[b]
+        assert f"a member, {mode}," in plans[a]
+        assert f'"mode": "{mode}"' in found[a].attrs["settings"]
+    assert not np.allclose(found["default"]["temperature"], found["once"]["temperature"])
+
+
+def test_the_papers_forecast_slides_a_window(folder, analysis, tmp_path):
+    r"""Though the paper's reanalyses are composed: half a window is given, and half new."""
+    args = ["--hours", 5, "--setting", "paper", "--steps", 2]
+    run("forecast", folder / "model", analysis, *args, "--out", tmp_path / "f.zarr")
+    with xr.open_zarr(tmp_path / "f.zarr") as ds:
+        settings = json.loads(ds.attrs["settings"])
+        assert json.loads(ds.attrs["joints"]) == [2, 4]
+    half = small.config().window // 2
+    assert (settings["mode"], settings["past"], settings["new"]) == ("sequential", half, half)
+    told = run("plan", "forecast", folder / "model", *args, "--no-measure")
+    assert "3 a member, sequential," in told
+    whole = run("plan", "forecast", folder / "model", *args, "--mode", "composed", "--no-measure")
+    assert "a member, composed," in whole
+
+
+@pytest.mark.parametrize("command", [["forecast"], ["plan", "forecast"]])
+def test_options_a_forecast_has_no_use_for(folder, analysis, tmp_path, command):
+    r"""Are refused, not ignored."""
+    args = [*command, folder / "model"]
+    if command == ["forecast"]:
+        args += [analysis, "--out", tmp_path / "f.zarr"]
+    for name, value in (
+        ("--background", "check"), ("--threshold", 3), ("--representation", "none"),
+        ("--lag", 1), ("--curvature", 1),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit):
+            run(*args, name, value)
+    for how, match in (
+        (["--stride", 2], "stride=2, which is about composed windows.*--mode composed"),
+        (["--all-at-once", "--new", 1], "new=1, which is about sequential windows"),
+        (["--mode", "composed", "--sweeps", 1], "sweeps=1, which is about sequential windows"),
+        (["--mode", "sequential", "--all-at-once"], "leave out mode .--mode. or all_at_once"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            run(*args, *how)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_forecast_from_states(folder, tmp_path):
     out = tmp_path / "forecast.zarr"
     states = folder / "states.zarr"
-    args = ["--hours", 2, "--members", 2, "--at", "2001-01-01T08", "--out", out, *QUICK]
+    args = ["--hours", 2, "--members", 2, "--at", "2001-01-01T08", "--out", out, *AHEAD]
     run("forecast", folder / "model", states, *args)
     with xr.open_zarr(out) as ds:
         assert ds.sizes["member"] == 2
@@ -258,7 +352,7 @@ def test_forecast_from_states(folder, tmp_path):
 
 @pytest.mark.parametrize("task", ["reanalysis", "filter", "forecast"])
 def test_plan(folder, task):
-    told = run("plan", task, folder / "model", "--hours", 6, "--members", 2, *QUICK[:4])
+    told = run("plan", task, folder / "model", "--hours", 6, "--members", 2, *AHEAD[:4])
     for row in ("denoiser calls", "decodes", "memory", "time", "output"):
         assert re.search(f"^{row} +", told, re.M), row
     assert "time" not in run("plan", task, folder / "model", "--no-measure")

@@ -246,3 +246,23 @@ def test_mistakes(tmp_path, store, args, told, monkeypatch):
     with pytest.raises(AppaError, match=told):
         run(store, "--out", "obs.csv", "--hours", "1", *args)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_observables_of_ones_own(store, tmp_path, registry):
+    (tmp_path / "own.py").write_text(
+        "import appa\n"
+        "@appa.observable('squared_temperature', units='K2', inputs=('2m_temperature',))\n"
+        "def square(t):\n"
+        "    return t**2\n"
+    )
+    args = [store, "--hours", 1, "--constellation", 0, "--out", tmp_path / "obs.csv"]
+    args += ["--station-variables", "2m_temperature=0.001,squared_temperature=0.1"]
+    with pytest.raises(DataError, match="squared_temperature"):
+        run(*args)
+    run(*args, "--observables", tmp_path / "own.py")
+    table = pd.read_csv(tmp_path / "obs.csv").pivot_table(
+        index="station", columns="variable", values="value"
+    )
+    np.testing.assert_allclose(
+        table["squared_temperature"], table["2m_temperature"] ** 2, rtol=0, atol=600 * 0.01
+    )

@@ -6,25 +6,16 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from appa.cli import application
-from appa.observations.observables import REGISTRY, find
+from appa.observations.observables import find
 
 from ..tasks.small import write_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "observations.md").read_text()
 TABLES = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
-
-
-@pytest.fixture
-def registry():
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
 
 
 def test_the_page_from_top_to_bottom(tmp_path, monkeypatch, capsys, registry):

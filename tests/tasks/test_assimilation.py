@@ -23,7 +23,7 @@ import appa.tasks.runs as runs
 from appa.diffusion.guidance.linear import Linearized
 from appa.diffusion.likelihood import probed_strength
 from appa.diffusion.sampling import Noise
-from appa.errors import AppaError
+from appa.errors import AppaError, ConfigError
 from appa.observations import observables
 from appa.observations.checks import huber_weights
 from appa.observations.operators import StateSpace, compile_observations
@@ -202,6 +202,22 @@ def test_a_forecast_from_states(model):
     assert f["time"].values[0] == ds["time"].values[2]
 
 
+def test_a_forecasts_mode(model):
+    r"""A mode that is asked for is taken; what has nothing to act on is refused."""
+    past, once = small.states().isel(time=slice(0, 2)), {"members": 1, "seed": 4, **STEPS}
+    composed = model.forecast(past, 4, mode="composed", **once)
+    xr.testing.assert_identical(model.forecast(past, 4, all_at_once=True, **once), composed)
+    other = model.forecast(past, 4, **once)
+    assert abs(other - composed)["temperature"].max() > 0.01
+    settings = Settings.of(model.config, mode="composed", **STEPS)
+    own = assimilation.forecast(model, past, 4, members=1, seed=4, settings=settings)
+    xr.testing.assert_identical(own, composed)
+    with pytest.raises(ConfigError, match="background=check, which is about observations"):
+        model.forecast(past, 4, background="check")
+    with pytest.raises(ConfigError, match="all hours at once are asked for"):
+        model.forecast(past, 4, mode="sequential", all_at_once=True)
+
+
 def test_new_hours_a_window(model):
     f = model.forecast(small.states().isel(time=slice(0, 2)), 4, members=1, new=1, past=2, **STEPS)
     assert f.sizes["time"] == 4
@@ -300,6 +316,9 @@ def test_gross_errors_do_not_count(model, method):
     assert distance(untouched, model.reanalysis(good, START, 4, **options)) < 1e-3
     share = distance(kept, without) / distance(fooled, without)
     assert share < (1e-3 if method == "check" else 0.2)
+    if method == "check":  # what is left out makes no fit better
+        one, other = (json.loads(a.attrs["fit"])[name] for a in (kept, without))
+        assert one == pytest.approx(other, rel=1e-2)
 
 
 @pytest.mark.parametrize("represented", [1.0, 1.4])
@@ -584,6 +603,55 @@ def test_analyses_fit_what_is_between_levels(knowing):
         assert a.attrs["residual_unused"] == 0
     # an untrained decoder misses them by hundreds of errors, of which a hundredth may be left
     assert misfits[0] < 4 < 200 < misfits[1]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.filterwarnings("ignore:members miss")
+def test_the_fit_is_that_of_what_is_written(knowing, monkeypatch, tmp_path):
+    r"""Of each observable, over members and hours, however states were put together."""
+    table = pd.concat(
+        [stations(), stations(variable="lapse", value=5.0, latitude=-30.0),
+         stations(variable="mean_field", value=280.0)], ignore_index=True
+    )  # fmt: skip
+    options = {"members": 3, "batch": 2, "seed": 1, **STEPS}
+
+    def fit(a) -> dict[str, float]:
+        read, space = read_observations(table), StateSpace.of(knowing)
+        operators = compile_observations(read, space, a["time"].values)
+        x = knowing.standardizer.to_tensor(a.drop_vars("latents", errors="ignore"))
+        squares = [
+            pd.DataFrame({"name": op.rows["variable"].to_numpy(), "square": row})
+            for k, op in enumerate(operators)
+            if op is not None
+            for row in op.departure(x[:, k]).square().numpy()
+        ]
+        return pd.concat(squares).groupby("name")["square"].mean().pow(0.5).to_dict()
+
+    whole = knowing.reanalysis(table, START, 4, **options)
+    assert json.loads(whole.attrs["fit"]) == pytest.approx(fit(whole), rel=2e-3)
+    assert set(fit(whole)) == {"2m_temperature", "lapse", "mean_field"}
+    last = knowing.filter(table, START, 4, out=tmp_path / "last.zarr", **options)
+    assert json.loads(last.attrs["fit"]) == pytest.approx(fit(last.load()), rel=2e-3)
+    # what is not written, or not at once, is not compared; the rest is as before
+    chosen = {"variables": ["2m_temperature", "sea_surface_temperature"], **options}
+    part = knowing.reanalysis(table, START, 4, **chosen)
+    mine = json.loads(part.attrs["fit"])
+    assert set(mine) <= {"2m_temperature", "mean_field"}
+    assert mine["2m_temperature"] == pytest.approx(fit(whole)["2m_temperature"], rel=2e-3)
+    monkeypatch.setattr(ensembles, "held", lambda model: 4)
+    pieces = json.loads(knowing.reanalysis(table, START, 4, **options).attrs["fit"])
+    assert pieces["2m_temperature"] == pytest.approx(fit(whole)["2m_temperature"], rel=2e-2)
+    assert "lapse" not in pieces
+    assert "fit" not in knowing.reanalysis(None, START, 4, members=1, steps=1).attrs
+
+
+def test_a_bad_fit_is_told(knowing):
+    r"""One step cannot fit what is a hundred errors away; what fits is not named."""
+    good = stations(error=5000.0, variable="temperature", level=850.0, value=285.0)
+    table = pd.concat([stations(error=1e-3), good], ignore_index=True)
+    told = r"2m_temperature by [\d.e+]+, expected about 1; take more steps or iterations"
+    with pytest.warns(UserWarning, match=f"in errors: {told}.*the decoder cannot express"):
+        knowing.reanalysis(table, START, 4, members=1, steps=1, residual=False)
 
 
 @pytest.mark.usefixtures("registered")

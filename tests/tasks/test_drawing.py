@@ -12,6 +12,8 @@ import pytest
 import appa.tasks.drawing as drawing
 from appa.termination import Terminated
 
+from . import small
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_processes_end_with_their_parent():
@@ -36,6 +38,40 @@ def test_processes_end_with_their_parent():
             return
         time.sleep(0.1)
     raise AssertionError("it goes on")
+
+
+SCRIPT = """
+import sys
+import pandas as pd
+import appa
+
+if __name__ == "__main__":
+    @appa.observable("square", units="K2", inputs=("2m_temperature",))
+    def square(t):
+        return t**2
+
+    row = {"latitude": 0.0, "longitude": 0.0, "variable": "square", "value": 8e4, "error": 1e3}
+    seen = pd.DataFrame([{"time": "2001-01-03T00:00", **row}])
+    try:
+        appa.load(sys.argv[1]).reanalysis(
+            seen, "2001-01-03T00", 4, members=2, batch=1, steps=1, workers=2
+        )
+    except appa.errors.DataError as error:
+        print(error)
+"""
+
+
+def test_an_observable_of_the_script_alone(tmp_path):
+    r"""What is not defined where it is drawn is named; the pool does not just break."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    model = tmp_path / "model"
+    model.mkdir()
+    command = [sys.executable, "script.py", str(small.write_model(model, denoiser=True))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "function of the observable 'square', of '__main__', is not known" in done.stdout
+    assert "top level of a module" in done.stdout
+    assert "workers=1" in done.stdout
 
 
 def test_a_process_that_was_told_to_end_begins_no_other_part(monkeypatch):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import drawing, load, output, reading, settings_of, takes, told
+from .options import drawing, drawing_ahead, load, output, reading, settings_of, takes, told
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,7 +156,7 @@ def filtering(
     _tell(out, ds)
 
 
-@takes(settings=drawing, given=output)
+@takes(settings=drawing_ahead, given=output)
 def forecast(
     model: ModelArgument,
     source: Annotated[
@@ -176,7 +176,7 @@ def forecast(
         str | None, typer.Option(help="The last hour that is known; by default the last of FROM.")
     ] = None,
     all_at_once: Annotated[
-        bool, typer.Option("--all-at-once", help="Compose all windows, not one after another.")
+        bool, typer.Option("--all-at-once", help="Compose windows, as --mode composed.")
     ] = False,
     seed: SeedOption = 0,
     device: DeviceOption = None,
@@ -195,6 +195,7 @@ def forecast(
 
     _ready(out)
     loaded = load(model, device)
+    chosen = settings_of(loaded, settings | {"all_at_once": all_at_once})
     past = until(open_analysis(source), at)
     with told():
         ds = run(
@@ -203,11 +204,10 @@ def forecast(
             hours,
             members=members,
             seed=seed,
-            settings=settings_of(loaded, settings),
+            settings=chosen,
             out=out,
             batch=batch,
             workers=workers,
-            all_at_once=all_at_once,
             **given,
         )
     _tell(out, ds)

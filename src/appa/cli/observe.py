@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .options import own_observables
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -89,6 +91,12 @@ def observe(
     satellite_variables: Annotated[
         str | None, typer.Option(metavar="NAMES", help="The same for satellites.")
     ] = None,
+    observables: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py", help="A file that registers observables of your own; repeat."
+        ),
+    ] = None,
     hold_out: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Share of stations kept apart for verification."),
@@ -123,6 +131,7 @@ def observe(
     from ..observations.building import build_network
     from ..observations.records import hours_of, record
 
+    own_observables(observables)
     ds = open_store(store)
     if member is not None and "member" in ds.dims:
         ds = ds.isel(member=member)

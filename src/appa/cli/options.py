@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "drawing",
+    "drawing_ahead",
     "load",
     "output",
+    "own_observables",
     "reading",
     "settings_of",
     "takes",
@@ -166,6 +168,23 @@ def drawing(
     return locals()
 
 
+def without(group: Callable[..., dict[str, Any]], *names: str) -> Callable[..., dict[str, Any]]:
+    r"""A group less some of its options."""
+
+    @functools.wraps(group)
+    def less(**values: Any) -> dict[str, Any]:
+        return group(**values)
+
+    every = inspect.signature(group, eval_str=True)
+    kept = [p for name, p in every.parameters.items() if name not in names]
+    less.__signature__ = every.replace(parameters=kept)  # type: ignore[attr-defined]
+    return less
+
+
+# a forecast observes nothing, see `Settings.ahead`, whose `OBSERVED` these are
+drawing_ahead = without(drawing, "lag", "curvature", "representation", "background", "threshold")
+
+
 def reading(
     units: Annotated[
         list[str] | None,
@@ -208,6 +227,14 @@ def reading(
             rich_help_panel=READING,
         ),
     ] = None,
+    observables: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="A file that registers observables of your own; repeat.",
+            rich_help_panel=READING,
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -217,7 +244,9 @@ def reading(
         ),
     ] = False,
 ) -> dict[str, Any]:
-    r"""How observations are read, see :func:`appa.read_observations`, and which are kept."""
+    r"""How observations are read, see :func:`appa.read_observations`, and which are kept. A user's
+    own observables are imported."""
+    own_observables(observables)
     errors: dict[str, Any] = _pairs("--error", error, "t2m=0.5")
     for name, text in errors.items():
         with contextlib.suppress(ValueError):  # one with a unit stays text
@@ -230,6 +259,15 @@ def reading(
         "thin": thin,
         "strict": strict,
     }
+
+
+def own_observables(files: list[str] | None) -> None:
+    r"""Imports files that register observables."""
+    if files:
+        from ..observations.own import load_observables
+
+        for path in files:
+            load_observables(path)
 
 
 def _pairs(option: str, given: list[str] | None, example: str) -> dict[str, Any]:
@@ -287,15 +325,18 @@ def load(model: str, device: str | None) -> Model:
 
     from ..tasks.loading import load
 
-    return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with told():
+        return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:
-    r"""The settings that :func:`drawing` gathered."""
+    r"""The settings that :func:`drawing` gathered; a forecast's, where they say whether it is drawn
+    `all_at_once`."""
     from ..tasks.settings import Settings
 
     single = {key: value for key, value in chosen.items() if key != "setting"}
-    return Settings.of(model.config, chosen["setting"], **single)
+    make = Settings.ahead if "all_at_once" in single else Settings.of
+    return make(model.config, chosen["setting"], **single)
 
 
 def writable(path: Path) -> None:

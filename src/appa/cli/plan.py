@@ -14,7 +14,7 @@ from .assimilate import (
     ModelArgument,
     read_period,
 )
-from .options import drawing, load, output, reading, settings_of, takes
+from .options import drawing, drawing_ahead, load, output, reading, settings_of, takes
 
 if TYPE_CHECKING:
     from ..tasks.model import Model
@@ -88,7 +88,7 @@ def filtering(
 
 
 @app.command()
-@takes(settings=drawing, given=output)
+@takes(settings=drawing_ahead, given=output)
 def forecast(
     model: ModelArgument,
     settings: Any,
@@ -96,7 +96,7 @@ def forecast(
     hours: HoursOption = 48,
     members: MembersOption = 8,
     all_at_once: Annotated[
-        bool, typer.Option("--all-at-once", help="Compose all windows, not one after another.")
+        bool, typer.Option("--all-at-once", help="Compose windows, as --mode composed.")
     ] = False,
     device: DeviceOption = None,
     batch: BatchOption = None,
@@ -106,7 +106,7 @@ def forecast(
 
     Example: appa plan forecast planet --hours 48 --members 8 --new 6
     """
-    settings["mode"] = "composed" if all_at_once else "sequential"
+    settings["all_at_once"] = all_at_once
     loaded = load(model, device)
     _plan(loaded, "forecast", hours, members, None, settings, given, None, batch, measure)
 

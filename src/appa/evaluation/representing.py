@@ -2,14 +2,20 @@ r"""What a model's decoder cannot express, estimated from states it was not trai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..observations.representation import Representation, estimate
+from ..data.stores import open_store
+from ..data.windows import WindowLoader
+from ..observations.representation import AUTOENCODER_DIGEST, Representation, estimate
 from ..progress import progress
+from ..tasks.folders import digest
 from ..tasks.model import Model
 from .streaming import standardizer, windows
 
@@ -51,7 +57,7 @@ def represent(
                 yield x[0]
                 bar.advance()
 
-    return estimate(
+    found = estimate(
         reconstruct,
         segments(),
         model.grid,
@@ -60,3 +66,26 @@ def represent(
         land=states.land,
         batch=batch,
     )
+    return found.assign_attrs(_provenance(model, store, split, loader, hours))
+
+
+def _provenance(
+    model: Model, store: Any, split: Any, loader: WindowLoader, hours: int
+) -> dict[str, Any]:
+    r"""The attributes that say what it was estimated of."""
+    first, last = loader.times[loader.starts], loader.times[loader.starts + hours - 1]
+    years = np.unique(np.concatenate([first, last]).astype("datetime64[Y]")).astype(str)
+    ds = store if hasattr(store, "attrs") else open_store(store)
+    attrs: dict[str, Any] = {
+        AUTOENCODER_DIGEST: digest(model.autoencoder.state_dict()),
+        "split": split if isinstance(split, str) else json.dumps(split, default=str),
+        "years": " ".join(years),
+        "first_hour": str(first.min()),
+        "last_hour": str(last.max()),
+        "windows": len(first),
+    }
+    if isinstance(store, (str, Path)):  # its name, not where it lies
+        attrs["store"] = str(store).rstrip("/").rsplit("/", 1)[-1]
+    if "title" in ds.attrs:
+        attrs["store_title"] = str(ds.attrs["title"])
+    return attrs

@@ -31,7 +31,7 @@ between channels is estimated too; only derived observables, which mix channels,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,10 @@ from ..errors import DataError
 from .correlations import EARTH, Mixture, Series, SpaceAtoms, TimeAtoms, degrees_of
 from .moments import Sums, distances, turning
 
-__all__ = ["FILE", "Representation", "estimate"]
+__all__ = ["AUTOENCODER_DIGEST", "FILE", "Representation", "estimate"]
 
 FILE = "representation.nc"
+AUTOENCODER_DIGEST = "autoencoder_digest"  # the attribute that says whose residuals these are
 KIND = netcdf.Kind(
     "representation",
     "a representation error",
@@ -171,6 +172,15 @@ class Representation:
         return self.dataset["cross"].values.astype(np.float64)
 
     # ---------------------------------------------------------------- files
+
+    def assign_attrs(self, attrs: Mapping[str, Any]) -> Representation:
+        r"""The same with more attributes: what it was estimated of."""
+        return Representation(self.dataset.assign_attrs(attrs))
+
+    @property
+    def autoencoder(self) -> str | None:
+        r"""The digest of the autoencoder it was estimated of, if that is known."""
+        return self.dataset.attrs.get(AUTOENCODER_DIGEST)
 
     def save(self, path: str | Path) -> Path:
         r"""Writes it to a NetCDF file, such as `representation.nc` in a model folder.

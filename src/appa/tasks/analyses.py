@@ -176,6 +176,7 @@ def last_hour(ensemble: str | Path, out: str | Path) -> Path:
     try:
         with xr.open_dataset(ensemble, chunks={}, engine=engine) as ds:
             ds = ds.isel(time=[-1]).assign_attrs(task="filter", title="filter of the atmosphere")
+            ds.attrs.pop("fit", None)  # it is that of all hours
             for var in ds.variables.values():
                 if share := var.attrs.pop("negative_share", None):  # it is that of all hours
                     var.attrs["comment"] = var.attrs["comment"].replace(

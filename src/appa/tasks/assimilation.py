@@ -30,7 +30,7 @@ from .analyses import past_latents, past_residuals
 from .model import Model
 from .posterior import Posterior
 from .runs import Run
-from .settings import Settings
+from .settings import Settings, forecast_mode
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -131,12 +131,14 @@ def forecast(
         members: The number of members, by default the source's. Member :math:`m` goes on from the
             source's member :math:`m`, beginning again after the last.
         seed, settings, out, batch, workers, options: As of :func:`reanalysis`.
-        all_at_once: Whether all hours are drawn together, in composed windows. By default, windows
-            are drawn one after another, `settings.new` hours each.
+        all_at_once: Whether all hours are drawn together, in composed windows, as where the
+            settings' mode is `composed`. By default, windows are drawn one after another,
+            `settings.new` hours each. See :meth:`~.settings.Settings.ahead`.
     """
-    settings = (settings or Settings.of(model.config)).on(model.device)
-    mode = "composed" if all_at_once else "sequential"
-    settings = settings.model_copy(update={"mode": mode})
+    if settings is None:
+        settings = Settings.ahead(model.config, all_at_once=all_at_once)
+    mode = forecast_mode(settings.mode, all_at_once)
+    settings = settings.model_copy(update={"mode": mode}).on(model.device)
     past, times = past_latents(model, source, settings.past)
     if past.shape[1] < 2:
         warnings.warn(

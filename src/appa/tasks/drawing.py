@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..diffusion.guidance import Guidance
+from ..observations import own  # noqa: F401  takes observables to processes
 from ..progress import Share
 from ..termination import Terminated, terminable
 from .posterior import Posterior

@@ -142,6 +142,9 @@ class Ensemble(ABC):
         self.attrs = dict(attrs)
         self.batch = batch or decode_batch(model)
         self.most = held(model)
+        #: What is shown each state as it is written, before negative values are set to zero: its
+        #: hour, the state, and which channels of it are written now.
+        self.watch: Callable[[int, Tensor, Sequence[int]], None] | None = None
 
     def shapes(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], dict[str, str]]]:
         r"""Dimensions, shape and attributes of each variable."""
@@ -233,6 +236,7 @@ class Ensemble(ABC):
                 stop = min((k + 1) * count, i + self.batch)
                 member, first = block.members[k], block.first + h
                 hours, n = slice(first, first + stop - j), 0
+                whole = None if x is None or self.watch is None else x[j - i : stop - i]
                 for field in part:
                     assert x is not None
                     y = x[j - i : stop - i, field.channels]
@@ -243,8 +247,14 @@ class Ensemble(ABC):
                     values, found = field.restore(y, self.negatives == "clip")
                     where = (hours,) if field.levels is None else (hours, field.levels)
                     self._place(field.name, (member, *where), values)
+                    if whole is not None:
+                        whole[:, field.channels] = y
                     if field.name in negative:
                         negative[field.name][k, h : h + stop - j] += found
+                if whole is not None and self.watch is not None:
+                    channels = [c for field in part for c in field.channels]
+                    for hour, state in enumerate(whole, first):
+                        self.watch(hour, state, channels)
                 if last:
                     if self.latents:
                         latents = flat[j:stop].detach().to("cpu", torch.float32).numpy()

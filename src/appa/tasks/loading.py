@@ -2,6 +2,7 @@ r"""Models read from their folders: bundled ones by name, others by path."""
 
 from __future__ import annotations
 
+import warnings
 from importlib import resources
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def load(name_or_folder: str | Path, device: str | torch.device | None = None) -
     path, rep = folder / REPRESENTATION, None
     if path.exists():
         rep = Representation.load(path)
+        _check_estimated_of(path, rep, autoencoder)
     model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder), rep)
     return model if device is None else model.to(device)
 
@@ -74,6 +76,19 @@ def _check_made_by(folder: Path, autoencoder: Autoencoder) -> None:
             f"{path} was trained on latents of the autoencoder {found[:12]}, but {AUTOENCODER} "
             f"beside it is {here[:12]}: another one, or trained further since. Copy the whole "
             "model folder again; or move the denoiser away, encode again and train it anew"
+        )
+
+
+def _check_estimated_of(path: Path, rep: Representation, autoencoder: Autoencoder) -> None:
+    r"""Warns where a representation error says that it is another autoencoder's. It is no error,
+    or there would be no model to estimate it anew of."""
+    found = rep.autoencoder
+    if found is not None and found != (here := digest(autoencoder.state_dict())):
+        warnings.warn(
+            f"{path} is stale: it was estimated of the autoencoder {found[:12]}, but {AUTOENCODER} "
+            f"beside it is {here[:12]}, and the spread of analyses will be wrong; make it anew "
+            f"with: appa representation {path.parent} --data STORE",
+            stacklevel=3,
         )
 
 

@@ -31,8 +31,8 @@ from ..errors import DataError
 from ..machine import free_memory
 from ..nn.autoencoder import Autoencoder
 from ..observations.rain import Above
+from ..observations.representation import AUTOENCODER_DIGEST, Representation
 from ..observations.representation import FILE as REPRESENTATION
-from ..observations.representation import Representation
 from ..observations.residual import STREAM, ResidualSampler
 from .folders import (
     AUTOENCODER,
@@ -413,7 +413,8 @@ class Model:
         Arguments:
             source: An analysis, or a dataset of states.
             hours: The number of hours after its last.
-            setting, kwargs: See :meth:`reanalysis`.
+            setting, kwargs: See :meth:`reanalysis`. Windows are drawn one after another, unless
+                `mode="composed"` or `all_at_once=True` asks for all hours together.
 
         Example:
             >>> forecast = model.forecast(analysis, hours=48)
@@ -421,15 +422,21 @@ class Model:
         """
         from .assimilation import forecast
 
-        return forecast(self, source, hours, **self._settings(setting, kwargs))
+        return forecast(self, source, hours, **self._settings(setting, kwargs, ahead=True))
 
-    def _settings(self, name: str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-        r"""Keyword arguments, single settings among them made into settings."""
+    def _settings(
+        self, name: str | None, kwargs: dict[str, Any], ahead: bool = False
+    ) -> dict[str, Any]:
+        r"""Keyword arguments, single settings among them made into settings, a forecast's or
+        others'."""
         from .settings import Settings
 
         single = {key: kwargs.pop(key) for key in list(kwargs) if key in Settings.model_fields}
         if name is not None or single:
-            kwargs["settings"] = Settings.of(self.config, name, **single)
+            if ahead:
+                single["all_at_once"] = kwargs.pop("all_at_once", False)
+            make = Settings.ahead if ahead else Settings.of
+            kwargs["settings"] = make(self.config, name, **single)
         return kwargs
 
     # ---------------------------------------------------------------- files
@@ -453,7 +460,11 @@ class Model:
             if self.statistics is not None:
                 write_statistics(partial, self.statistics)
             if self.representation is not None:
-                self.representation.save(partial / REPRESENTATION)
+                rep = self.representation
+                if rep.autoencoder == digest(self.autoencoder.state_dict()):  # else stale before
+                    here = digest(read_weights(partial / AUTOENCODER))
+                    rep = rep.assign_attrs({AUTOENCODER_DIGEST: here})
+                rep.save(partial / REPRESENTATION)
         return Path(folder)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from ..termination import terminable
 from .background import against_prior
 from .drawing import Part, Wanted, apart, drawn_part
 from .ensembles import Ensemble, EnsembleArrays, provenance
+from .fitting import Fit
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
 from .model import Model
@@ -126,8 +127,11 @@ class Run:
                     counts.append(keeper.load(Part(chunk, self.seed).name) if keeper else None)
                 else:
                     parts.append(Part(chunk, self.seed))
+            errors = [None if op is None else op.error for op in self.posterior.operators]
             if parts:
                 self._check(keeper)
+            fit = Fit(self.posterior.operators[hours], errors[hours])  # what the check has left
+            ensemble.watch = fit if fit.names else None
             # what the decoder lacks takes about a fifth
             lacking = self._lacking(ensemble)
             worth = max(1, steps // 5) if lacking else 0
@@ -154,10 +158,11 @@ class Run:
                 ensemble.write(list(part.members), slice(None), result.z[:, hours], r)
                 left = (0.0, 0.0) if r is None else (r.left, float(r.unused))
                 told = torch.tensor(left, dtype=torch.float64)
-                counts.append({"solves": result.solves, "interpolated": told})
+                went = {"solves": result.solves, "interpolated": told, "fit": fit.taken()}
+                counts.append(went)
                 if keeper is not None:
                     keeper.done(part.name, counts[-1])
-            ensemble.attrs |= self._went(counts)
+            ensemble.attrs |= self._went(counts) | self._fit(fit, counts)
             finished = ensemble.finish()
             if keeper is not None:
                 keeper.remove()
@@ -229,6 +234,15 @@ class Run:
         )
         if len(far):
             warnings.warn(f"observations are left out:\n{describe(far)}", stacklevel=5)
+
+    def _fit(self, fit: Fit, counts: list[dict[str, Tensor] | None]) -> dict[str, Any]:
+        r"""How well all members fit observations, as an attribute; none where that is not known of
+        each."""
+        sums = [count["fit"] for count in counts if count is not None and "fit" in count]
+        if not fit.names or len(sums) < len(counts):
+            return {}
+        drawn = self.posterior.representation is not None and self.posterior.settings.residual
+        return fit.attrs(sum(sums, torch.zeros_like(sums[0])), drawn)
 
     def _went(self, counts: list[dict[str, Tensor] | None]) -> dict[str, Any]:
         r"""How it went over all parts, as attributes; tells where that was not well."""

@@ -3,7 +3,8 @@ r"""Settings of a draw: a configuration's, a named one's, or a user's own.
 Names stand for settings that belong together:
 
 * `paper`, the published runs, number for number: predictor–corrector on the rectified schedule,
-  two iterations of GMRES, composed windows, observations taken at their word.
+  two iterations of GMRES, composed windows, observations taken at their word; forecasts slide a
+  window, half of which is given and half new.
 * `draft`, a quick look: few steps and iterations.
 """
 
@@ -22,7 +23,10 @@ from ..diffusion.trajectory import joints, padded_length
 from ..errors import ConfigError, nearest
 from ..sections import Sampling
 
-__all__ = ["SETTINGS", "Settings"]
+__all__ = ["OBSERVED", "SETTINGS", "Settings", "forecast_mode"]
+
+# Settings about observations, which have nothing to act on in a forecast.
+OBSERVED = ("lag", "curvature", "representation", "background", "threshold")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -73,6 +77,36 @@ class Settings(Sampling):
         # through the configuration, which knows what fits its window and says what does not
         checked = config.model_dump() | {"sampling": values}
         return cls(**parse_config(checked).sampling.model_dump())
+
+    @classmethod
+    def ahead(
+        cls, config: Config, name: str | None = None, all_at_once: bool = False, **overrides: Any
+    ) -> Settings:
+        r"""The settings of a forecast.
+
+        A mode that the configuration or a named setting has is that of periods with observations:
+        the paper composes these, but slides a window over forecasts. So do forecasts here, unless a
+        mode is asked for. What would have nothing to act on is an error.
+
+        Arguments:
+            config, name, overrides: As of :meth:`of`.
+            all_at_once: Whether all hours are drawn together, as with `mode="composed"`.
+        """
+        chosen = {key: value for key, value in overrides.items() if value is not None}
+        mode = forecast_mode(chosen.get("mode", "auto"), all_at_once)
+        for key in OBSERVED:
+            if key in chosen:
+                raise ConfigError(
+                    f"found {key}={chosen[key]}, which is about observations: a forecast has none; "
+                    "leave it out, or give it to the analysis the forecast starts from"
+                )
+        for key, of in (("stride", "composed"), ("new", "sequential"), ("sweeps", "sequential")):
+            if key in chosen and mode != of:
+                raise ConfigError(
+                    f"found {key}={chosen[key]}, which is about {of} windows, but this forecast's "
+                    f"are {mode}; leave it out, or ask for mode={of!r} (--mode {of})"
+                )
+        return cls.of(config, name, **chosen | {"mode": mode})
 
     def on(self, device: torch.device | str) -> Settings:
         r"""The same, and what depends on the device decided: what an ensemble is drawn with is
@@ -140,3 +174,14 @@ class Settings(Sampling):
             for t in range(window)[w.kept]:
                 giver[w.start + t] = number
         return [t for t in range(1, hours) if giver[t] != giver[t - 1]]
+
+
+def forecast_mode(mode: str, all_at_once: bool = False) -> str:
+    r"""How a forecast's windows are drawn: one after another, unless composed ones or, which is the
+    same, all hours at once are asked for."""
+    if all_at_once and mode == "sequential":
+        raise ConfigError(
+            "found mode='sequential', but all hours at once are asked for, which composes windows; "
+            "leave out mode (--mode) or all_at_once (--all-at-once)"
+        )
+    return "composed" if all_at_once or mode == "composed" else "sequential"
