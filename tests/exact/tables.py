@@ -316,7 +316,7 @@ def mixtures(labels: Sequence[str] | None = None) -> Table:
 PROBES = {"the default": None, "`curvature: 0`": 0, "`curvature: 8`": 8}
 
 
-SPEEDS = 4096  # draws
+SPEEDS = {64: 4096, 256: 4096, 1024: 1024}  # draws, by the number of latents
 
 
 def speeds(
@@ -327,7 +327,7 @@ def speeds(
     rows = [["exact", *[f"{mean:.2f}, {std:.2f}"] * len(latents)]]
     for label in labels:
         g = converged(probes=PROBES[label])
-        draws = [Speed(n).drawn(SPEEDS, guidance=g) for n in latents]
+        draws = [Speed(n).drawn(SPEEDS[n], guidance=g) for n in latents]
         rows.append([f"`mmps`, {label}", *[f"{u.mean():.2f}, {u.std():.2f}" for u in draws]])
     return Table(["guidance", *[f"{n:,} latents" for n in latents]], rows)
 
