@@ -383,6 +383,9 @@ def test_decode(folder, analysis, tmp_path):
     np.testing.assert_allclose(
         got["temperature"].sel(level=850), kept["temperature"].sel(level=850), rtol=1e-5
     )
+    again = ["--out", tmp_path / "again.zarr", "--observations", folder / "obs.csv"]
+    with pytest.raises(DataError, match="without what the decoder lacks"):
+        run("decode", folder / "model", analysis, *again)
 
 
 def test_mistakes_are_named(folder, analysis, tmp_path):

@@ -49,7 +49,26 @@ def test_a_file_that_cannot_be(tmp_path, registry):
             load_observables(tmp_path / name)
 
 
-def test_what_another_process_does_not_know():
+def test_functions_from_elsewhere_may_be_registered(tmp_path, registry):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import appa\n"
+        "from torch.nn.functional import tanhshrink\n"
+        "appa.observable('root', units='K', inputs=('2m_temperature',))(tanhshrink)\n"
+    )
+    assert load_observables(path) == ["root"]
+
+
+def test_other_processes_know_it_by_its_name(registry):
+    r"""Errors of an observable are looked up so."""
+    mine = replace(find("10m_wind_speed"), name="mine")
+    sent = ForkingPickler.dumps(mine)
+    with pytest.raises(DataError):
+        find("mine")
+    assert pickle.loads(sent) == find("mine") == mine
+
+
+def test_what_another_process_does_not_know(registry):
     r"""A function without a name there arrives as one that says so; copies here keep it."""
     known = find("10m_wind_speed")
     assert pickle.loads(ForkingPickler.dumps(known)) == known

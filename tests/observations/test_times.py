@@ -60,6 +60,12 @@ def test_minutes_and_what_is_no_hour(tmp_path):
     bad = read_observations(table(date=DAYS, hour=[6, 27]))
     assert bad.excluded["reason"].tolist() == ["no date"]
     assert "time=found 2021-03-22 27" in bad.excluded["example"][0]
+    # a code of what is missing does not make minutes of the others' hours
+    bad = read_observations(table(date=DAYS, hour=[18, 999]))
+    assert bad.excluded["reason"].tolist() == ["no date"]
+    assert [str(t)[:16] for t in bad.points["time"].to_numpy("datetime64[ns]")] == [
+        "2021-03-21T18:00"
+    ]
     # of text, zeros tell that 0030 is half past midnight and no hour
     (tmp_path / "x.csv").write_text(
         "date,hour,lat,lon,variable,value,error\n"

@@ -540,6 +540,7 @@ def test_it_is_drawn_again_when_latents_are_decoded(knowing, tmp_path, seen):
     done = decode_store(knowing, path, tmp_path / "b.zarr", ["temperature"], observations=table)
     with xr.open_dataset(done) as again:
         same(again[["temperature"]], whole, 1e-4)
+        assert "fit" not in again.attrs  # that was of all variables
         assert json.loads(again.attrs["settings"])["residual"]
         assert "comment" not in again.attrs
     if not seen:
@@ -548,6 +549,12 @@ def test_it_is_drawn_again_when_latents_are_decoded(knowing, tmp_path, seen):
     with xr.open_dataset(done) as without:
         assert np.abs(without["temperature"] - whole["temperature"]).max() > 0.1
         assert not json.loads(without.attrs["settings"])["residual"]
+    second = whole.isel(member=[1]).load()  # a member has noise of its own, wherever it stands
+    second.drop_encoding().to_zarr(tmp_path / "second.zarr")
+    again = tmp_path / "again.zarr"
+    done = decode_store(knowing, tmp_path / "second.zarr", again, observations=table)
+    with xr.open_dataset(done) as alone:
+        same(alone[["temperature"]], second, 1e-4)
     out = tmp_path / "d.zarr"
     with pytest.raises(AppaError, match="digest"):
         decode_store(knowing, path, out, observations=table.head(3))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import load, output, takes
+from .options import load, output, reading, takes
 
 __all__ = ["register"]
 
@@ -90,12 +90,13 @@ def encode(
         typer.echo(f"{out} is complete")
 
 
-@takes(given=output)
+@takes(given=output, rules=reading)
 def decode(
     model: Annotated[str, typer.Argument(help="The model that drew it: a folder or a name.")],
     ensemble: Annotated[Path, typer.Argument(help="An ensemble that was kept with its latents.")],
     out: Annotated[Path, typer.Option(help="Where to write: .zarr, or .nc.", show_default=False)],
     given: Any,
+    rules: Any,
     observations: Annotated[
         list[str] | None,
         typer.Option(help="Those of a reanalysis; once for each file.", show_default=False),
@@ -107,18 +108,24 @@ def decode(
     """Decode the latents of an ensemble, to variables and levels it was not given out with.
 
     What the decoder lacks of a reanalysis, which the run drew and added, is drawn again as it was,
-    if its observations are given.
+    if its observations are given, with the options they were read with.
 
     Example: appa decode planet analysis.zarr --variables temperature --levels 850 --out t850.zarr
     --observations stations.csv
     """
+    import numpy as np
     import xarray as xr
 
+    from ..tasks.analyses import open_analysis
     from ..tasks.decoding import DECODED, decode_store
+    from .assimilate import read_period
 
-    done = decode_store(
-        load(model, device), ensemble, out, observations=observations or None, **given
-    )
+    loaded, used = load(model, device), None
+    if observations:
+        times = open_analysis(ensemble)["time"].values
+        start = str(np.datetime_as_string(times[0], unit="h"))
+        used, _ = read_period(observations, start, len(times), rules, loaded)
+    done = decode_store(loaded, ensemble, out, observations=used, **given)
     with xr.open_dataset(done) as ds:
         without = ds.attrs.get("comment") == DECODED
     rest = f": {DECODED}, unlike in what was drawn with --residual" if without else ""

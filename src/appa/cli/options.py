@@ -102,7 +102,11 @@ def drawing(
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="The residual a solve may leave.", rich_help_panel=DRAWING),
+        typer.Option(
+            min=0,
+            help="The residual a solve may leave, more of it where noise is above 10.",
+            rich_help_panel=DRAWING,
+        ),
     ] = None,
     curvature: Annotated[
         int | None,

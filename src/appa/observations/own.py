@@ -54,7 +54,7 @@ def load_observables(path: str | Path) -> list[str]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], before = module, dict(REGISTRY)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -65,7 +65,7 @@ def load_observables(path: str | Path) -> list[str]:
         where = f", line {lines[-1]}" if lines else ""
         raise DataError(f"{path}{where} fails: {type(error).__name__}: {error}") from error
     _files[name] = path
-    found = [key for key, o in REGISTRY.items() if _module(o.function) == name]
+    found = [key for key, o in REGISTRY.items() if o is not before.get(key)]
     if not found:
         raise DataError(f"{path} registers no observable; decorate functions with @appa.observable")
     return found
@@ -114,7 +114,9 @@ def _restore(
         function = pickle.loads(by_name)
     except (AttributeError, ImportError, DataError) as error:
         function = Missing(observable.name, module, str(error))
-    return replace(observable, function=function)
+    restored = replace(observable, function=function)
+    REGISTRY.setdefault(observable.name, restored)  # errors of it are looked up by its name
+    return restored
 
 
 _FIELDS = tuple(Observable.__dataclass_fields__)

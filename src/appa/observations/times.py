@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "year": ("year", "yr", "yyyy"),
     "month": ("month", "mon"),
     "day": ("day", "day_of_month"),
-    "hour": ("hour", "hours", "hr", "hh", "hhmm", "hour_utc", "utc_hour", "utc", "time_of_day"),
+    "hour": ("hour", "hr", "hh", "hhmm", "hour_utc", "utc_hour", "utc", "time_of_day"),
     "minute": ("minute", "minutes"),
     "second": ("second", "seconds"),
 }
@@ -199,7 +199,11 @@ def _seconds(column: Any) -> NDArray:
     hour, minute, second = (_number(parts[k]) for k in range(3))
     second = np.where(np.isnan(second), 0.0, second)
     number = _number(text)
-    if text.str.fullmatch(r"\d{3,4}").any():
+    long = text.str.fullmatch(r"\d{3,4}").to_numpy(bool)
+    clock = long & (number <= 2400) & (number % 100 < 60)
+    # 999 is no time, and says nothing of how the others are told
+    number = np.where(long & ~clock, np.nan, number)
+    if clock.any():
         whole = np.where(np.isnan(number), hour, number // 100)
         minute = np.where(np.isnan(number), minute, number % 100)
     else:

@@ -68,8 +68,11 @@ def decode_store(
             "latents mean nothing to this one: name that model"
         )
     posterior = _posterior(model, ds, observations)
-    attrs = dict(ds.attrs)
+    # the fit was that of the variables which were given out
+    attrs = {key: value for key, value in ds.attrs.items() if key != "fit"}
     if posterior is None:
+        for name in ("residual_solver_residual", "residual_unused"):
+            attrs.pop(name, None)
         settings = json.loads(ds.attrs.get("settings", "{}")) | {"residual": False}
         attrs |= {"comment": DECODED, "settings": json.dumps(settings)}
     members, hours = ds.sizes["member"], ds.sizes["time"]
@@ -94,7 +97,8 @@ def decode_store(
                     p.skip(here.stop - here.start)
                     continue
                 z = torch.from_numpy(ds["latents"].isel(member=[member], time=here).to_numpy())
-                r = None if posterior is None else posterior.residual(z, [member], _seed(ds))
+                number = int(ds["member"].values[member]) if "member" in ds.coords else member
+                r = None if posterior is None else posterior.residual(z, [number], _seed(ds))
                 writer.write([member], here, z, r)
                 p.advance(here.stop - here.start)
         return writer.finish()

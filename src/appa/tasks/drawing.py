@@ -11,13 +11,17 @@ import multiprocessing
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..diffusion.guidance import Guidance
@@ -41,13 +45,15 @@ class Lacking(NamedTuple):
     r"""What the decoder lacks of a part, drawn where its latents were; gives out as
     :class:`~.residuals.Residuals` does."""
 
-    r: Tensor  # (m, t, c, H, W)
+    # (m, t, c, H, W); no tensor, as these come through shared memory, of which there may be little
+    r: NDArray[np.float32]
     channels: list[int]
     left: float
     unused: int
 
     def __call__(self, members: slice, channels: Sequence[int]) -> Tensor:
-        return self.r[members][:, :, [self.channels.index(c) for c in channels]]
+        at = [self.channels.index(c) for c in channels]
+        return torch.from_numpy(self.r[members][:, :, at])
 
 
 class Drawn(NamedTuple):
@@ -102,7 +108,7 @@ class Wanted(NamedTuple):
         if r is None:
             return None
         r.advance = Share(advance, len(part.members) * len(self.channels), self.worth)
-        drawn = r(slice(None), self.channels)
+        drawn = r(slice(None), self.channels).numpy()
         return Lacking(drawn, self.channels, r.left, r.unused)
 
 
@@ -175,12 +181,20 @@ def apart(
     threads = max(1, torch.get_num_threads() // workers)
     pool = ProcessPoolExecutor(workers, context, begin, (posterior, steps, threads))
     try:
-        futures = [pool.submit(work, part, folder, key, wanted) for part in parts]
-        for future in futures:
+        # no more ahead of what is written than keeps them busy: what is drawn stays in memory
+        todo, ahead = iter(parts), deque[Future[Drawn]]()
+        for part in islice(todo, workers + 1):
+            ahead.append(pool.submit(work, part, folder, key, wanted))
+        while ahead:
+            future = ahead.popleft()
             while not future.done():
                 wait([future], timeout=0.2, return_when=FIRST_COMPLETED)
                 drain(steps, advance)
-            yield future.result()
+            result = future.result()
+            del future
+            for part in islice(todo, 1):
+                ahead.append(pool.submit(work, part, folder, key, wanted))
+            yield result
         drain(steps, advance)
     except BaseException:
         # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep

@@ -46,7 +46,7 @@ class Fit:
         self.operators, self.errors = operators, errors
         names = {n for op in operators if op is not None for n in op.rows["variable"].unique()}
         self.names = sorted(map(str, names))
-        self._rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self.sums = self._zeros()
 
     def _zeros(self) -> Tensor:
@@ -71,13 +71,15 @@ class Fit:
             return
         key = hour, tuple(channels)
         if key not in self._rows:
-            self._rows[key] = self._which(hour, op, channels)
-        which = self._rows[key]
-        if not bool((which >= 0).any()):
+            which = self._which(hour, op, channels).cpu()
+            rows = (which >= 0).nonzero()[:, 0]
+            self._rows[key] = rows, which[rows]
+        rows, which = self._rows[key]
+        if not len(rows):
             return
-        squares = op.departure(x[None])[0].to(torch.float64).square()
-        keep = (which >= 0) & squares.isfinite()
-        which, squares = which[keep].cpu(), squares[keep].cpu()
+        squares = op.departure(x[None])[0][rows.to(x.device)].cpu().to(torch.float64).square()
+        keep = squares.isfinite()
+        which, squares = which[keep], squares[keep]
         self.sums[:, 0] += torch.bincount(which, squares, minlength=len(self.names))
         self.sums[:, 1] += torch.bincount(which, minlength=len(self.names))
 
