@@ -287,7 +287,7 @@ class Sampling(Section):
     r"""How posterior trajectories are drawn. Hours are `stride`, between composed windows; `past`,
     given to each of sequential windows; `lag`, drawn again by the next; `new`, the most a window
     adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
-    `iterations` or at a relative residual of `tolerance`, of more where noise is above 10. MMPS
+    `iterations` or at a relative residual of `tolerance`, of more where noise is above 30. MMPS
     takes as many probes of observables' `curvature`, by default 2 of those that are curved.
     `representation` is what becomes of the part of states that latents cannot express: its error
     beside an observation's (`diagonal`, or correlated in time, `temporal`), and, with `residual`,

@@ -104,7 +104,7 @@ def drawing(
         float | None,
         typer.Option(
             min=0,
-            help="The residual a solve may leave, more of it where noise is above 10.",
+            help="The residual a solve may leave, more of it where noise is above 30.",
             rich_help_panel=DRAWING,
         ),
     ] = None,
