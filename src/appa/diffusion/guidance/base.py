@@ -92,8 +92,8 @@ class Guidance:
 
         What a solve leaves undone while there is much noise is corrected by later ones, and noise
         hides it meanwhile: the tolerance grows with it, as :math:`\epsilon \max(1, \sigma_t / 30)`.
-        In exact cases that saves a tenth of the products and changes nothing else. (From 10 on it would
-        save a fifth, and rounding would grow to more than batches may differ by.)
+        In exact cases that saves a tenth of the products and changes nothing else. (From 10 on it
+        would save a fifth, and rounding would grow to more than batches may differ by.)
         """
         b = observed.likelihood.whiten(departure)
         solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
