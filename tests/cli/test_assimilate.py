@@ -2,6 +2,7 @@ r"""`appa reanalysis`, `filter`, `forecast` and `plan`, as a user runs them."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from appa.cli import assimilate, models, options, plan
 from appa.errors import AppaError, ConfigError, DataError, StoreError
+from appa.tasks.settings import OBSERVED
 
 from ..processes import Process, command
 from ..tasks import small
@@ -368,6 +370,12 @@ def test_plan_of_observations(folder):
     assert "impossible coordinates" in told  # nothing is left out without a word
     assert re.search(r"decodes +6 forward, 4 backward", run(*args, "--share", 0.5))
     assert re.search(r"decodes +4 forward, 0 backward", run(*args, "--share", 0))
+
+
+def test_a_forecast_lacks_the_options_it_would_refuse():
+    groups = options.drawing, options.drawing_ahead
+    every, ahead = (set(inspect.signature(g).parameters) for g in groups)
+    assert every - ahead == set(OBSERVED)
 
 
 def test_decode(folder, analysis, tmp_path):
