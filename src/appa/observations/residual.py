@@ -56,7 +56,7 @@ from .mixing import Coupled, Mixed, Slopes, mixed_groups
 from .rain import TINY, Above, bounded
 from .representation import Representation
 from .stencils import StateSpace
-from .systems import Piece, Rows, System, by_channel, rows_of
+from .systems import Piece, Places, Rows, System, by_channel, rows_of
 
 __all__ = ["STREAM", "Report", "ResidualSampler"]
 
@@ -127,6 +127,7 @@ class ResidualSampler:
         self._seen: tuple[list[Any], dict[int, list[Piece]]] = ([], {})
         self._mixed: dict[bool, list[Mixed]] = {}  # of the same, with derived ones or without
         self._kept: dict[int, Rows] = {}  # of the operators seen last
+        self._places: Places | None = None
 
     @property
     def harmonics(self) -> Harmonics:
@@ -331,13 +332,16 @@ class ResidualSampler:
                 raise DataError("r given observations needs to know where states live; give space")
             observed = by_channel(operators, self.space) if self.space is not None else {}
             self._seen, self._kept, self._mixed = (list(operators), observed), {}, {}
+            self._places = None
         return observed
 
     def _rows(self, operators: Sequence[Any], pieces: list[Piece], channel: int) -> Rows:
         if channel not in self._kept:
             assert self.space is not None
             time = self.prior(channel, len(operators)).time[0]
-            rows = rows_of(operators, pieces, self.rep, self.space, channel, time)
+            if self._places is None:
+                self._places = Places.of(operators)
+            rows = rows_of(self._places, pieces, self.rep, self.space, channel, time)
             self._kept[channel] = rows.to(self.device)
         return self._kept[channel]
 

@@ -26,7 +26,7 @@ from .harmonics import Alike, Correlated
 from .representation import Representation
 from .stencils import StateSpace
 
-__all__ = ["Piece", "Rows", "System", "by_channel", "rows_of"]
+__all__ = ["Piece", "Places", "Rows", "System", "by_channel", "rows_of"]
 
 # Where a channel was observed: the hour, which rows of its operator, which of all observations.
 Piece = tuple[int, NDArray[np.int64], NDArray[np.int64]]
@@ -110,8 +110,34 @@ def by_channel(operators: Sequence[Any], space: StateSpace) -> dict[int, list[Pi
     return found
 
 
+@dataclass
+class Places:
+    r"""Where and how well all observations of a period were made, one hour after the other. Tables
+    are slow to take rows from, and channels are many."""
+
+    hour: NDArray[np.int64]
+    latitude: NDArray[np.float64]
+    longitude: NDArray[np.float64]
+    group: NDArray[np.int64]  # those of one place share one
+    error: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, operators: Sequence[Any]) -> Places:
+        r"""Those of hours, :py:`None` where nothing was seen; of one or more."""
+        seen = [(t, operator) for t, operator in enumerate(operators) if operator is not None]
+        columns = ["latitude", "longitude", "place", "gridded"]
+        table = pd.concat([operator.rows[columns] for _, operator in seen])
+        return cls(
+            np.repeat([t for t, _ in seen], [len(operator.rows) for _, operator in seen]),
+            table["latitude"].to_numpy(np.float64),
+            table["longitude"].to_numpy(np.float64),
+            table.groupby(columns[2:], sort=False).ngroup().to_numpy(),
+            np.concatenate([operator.error.double().cpu().numpy() for _, operator in seen]),
+        )
+
+
 def rows_of(
-    operators: Sequence[Any],
+    places: Places,
     pieces: list[Piece],
     rep: Representation,
     space: StateSpace,
@@ -120,20 +146,18 @@ def rows_of(
 ) -> Rows:
     r"""The observations of a channel, in the order of their hours."""
     points = int(np.prod(rep.grid.shape))
-    columns = ["latitude", "longitude", "place", "gridded"]
-    hour = np.concatenate([np.full(len(which), t) for t, which, _ in pieces])
-    table = pd.concat([operators[t].rows[columns].iloc[which] for t, which, _ in pieces])
-    error = np.concatenate([operators[t].error.double().cpu().numpy()[w] for t, w, _ in pieces])
-    latitude, longitude = (table[name].to_numpy(np.float64) for name in columns[:2])
+    which = np.concatenate([every for _, _, every in pieces])
+    hour, latitude, longitude = (a[which] for a in (places.hour, places.latitude, places.longitude))
     index, weight = corners(rep, space, channel, latitude, longitude)
-    scale = (space.std[channel] / error)[:, None]
+    scale = (space.std[channel] / places.error[which])[:, None]
     weight = weight * scale * rep.std[channel].reshape(-1)[index]
     std = places_std(rep, space, channel, latitude, longitude) * scale[:, 0]
-    group = table.groupby(columns[2:], sort=False).ngroup().to_numpy()
-    blocks = Blocks(group, hour, std, np.zeros_like(hour), correlation.cpu().numpy()[None])
+    blocks = Blocks(
+        places.group[which], hour, std, np.zeros_like(hour), correlation.cpu().numpy()[None]
+    )
     return Rows(
         torch.from_numpy(index + points * hour[:, None]),
         torch.from_numpy(weight).float(),
         blocks,
-        torch.from_numpy(np.concatenate([every for _, _, every in pieces])),
+        torch.from_numpy(which),
     )
