@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         stack.enter_context(once())
         write_json(folder / "about.json", about(worker, plan.device, dates))
         left = [(k, now) for k, now in enumerate(dates) if worker.missing(k, now)]
+        if plan.processes > 1:  # the longest first, so that all end together
+            left.sort(key=lambda date: -len(worker.missing(*date)))
         total = sum(len(worker.jobs(k)) for k in range(len(dates)))
         todo = sum(len(worker.missing(k, now)) for k, now in left)
         print(f"{len(dates)} dates, {total} jobs, {total - todo} of them done", flush=True)
