@@ -1,7 +1,7 @@
 r"""Makes the tables and figures of `docs/results/assimilation.md` from what `results.py` scored.
 
     python tools/results_page.py work/results
-    python tools/results_page.py packed/results-*.zip --out docs/results
+    python tools/results_page.py packed/results-*.zip --own own/results-*.zip
 
 Every number in a table of that page comes from here. A table stands between the comments
 `begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
@@ -27,6 +27,7 @@ from pages import filled, number, table
 from results_cells import SCORES, change, digits_of, heads, span
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
+from results_own import settings, stages
 from results_scores import ALL, Results, concat
 from results_structure import balanced, energies
 
@@ -346,29 +347,39 @@ TABLES: dict[str, Callable[[Results], str]] = {
 # ---------------------------------------------------------------- the page
 
 
-def fill(text: str, results: Results) -> str:
-    r"""A page with its tables made anew."""
+def fill(text: str, results: Results, own: Results | None = None) -> str:
+    r"""A page with its tables made anew; those of the model's own setting where they are given."""
     for name, make in TABLES.items():
         text = filled(text, name, make(results))
+    if own is not None:
+        text = filled(text, "settings", settings(results, own))
+        text = filled(text, "stages", stages(own))
     return text
+
+
+def read(paths: Sequence[Path], beside: Results | None = None) -> Results:
+    r"""What a folder holds, or its archives."""
+    if paths[0].is_dir():
+        return Results(paths[0], beside)
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(paths, Path(folder))
+        return Results(Path(folder), beside)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path, help="a folder, or its archives")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the page")
-    parser.add_argument("--figures", help="names, with commas; all by default, `none` for none")
+    add = parser.add_argument
+    add("results", nargs="+", type=Path, help="a folder, or its archives")
+    add("--own", nargs="+", type=Path, help="those at the model's own setting, of the same dates")
+    add("--out", type=Path, default=RESULTS, help="the folder of the page")
+    add("--figures", help="names, with commas; all by default, `none` for none")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        if args.results[0].is_dir():
-            results = Results(args.results[0])
-        else:
-            unpack(args.results, Path(folder))
-            results = Results(Path(folder))
+    results = read(args.results)
+    own = read(args.own, results) if args.own else None
     page = args.out / "assimilation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     text = (page if page.exists() else TEMPLATE).read_text()
-    page.write_text(fill(text, results))
+    page.write_text(fill(text, results, own))
     for name, draw in figures(results).items():
         if args.figures is None or name in args.figures.split(","):
             path = args.out / "figures" / f"assimilation-{name}.png"

@@ -29,9 +29,10 @@ class Results:
 
     Arguments:
         folder: The folder that `results.py` wrote.
+        beside: Others of the same dates, whose climatology is taken where there is none.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, beside: Results | None = None):
         self.about: dict[str, Any] = json.loads((folder / "about.json").read_text())
         self.parts: dict[str, dict[np.datetime64, xr.Dataset]] = {}
         self.diverged: dict[str, int] = {}
@@ -48,7 +49,7 @@ class Results:
         sample = next(iter(self.parts[self.main].values()))
         known = sample["channel"].values.tolist()
         self.channels = [name for name in SHOWN if name in known] or known[:6]
-        self.scale = self._scale()
+        self.scale = self._scale() if beside is None else beside.scale
         self.shown = [*([ALL] if self.scale is not None else []), *self.channels]
 
     @property

@@ -237,6 +237,11 @@ def test_page(whole, tools, tmp_path, capsys):
     changed = text.replace("## Forecasts", "## Forecasts, by hand")
     assert page.fill(changed, results) == changed
 
+    # the same dates at another setting: here at the same
+    both = page.fill(changed, results, page.read([whole], results))
+    assert re.search(r"\| filter, 8 h: CRPS \| 0\.0 % \(0\.0 to 0\.0\) \|", both)
+    assert "They have not been drawn." in both
+
 
 def test_what_is_scored_was_not_tuned_on(run, world, tmp_path):
     r"""Neither are dates scored that settings were tuned on, nor those of the covariance."""
