@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from appa.evaluation.interpolation import interpolate
 from appa.evaluation.multivariate import spread_spectra
 from appa.evaluation.perfect import cycle
 from appa.evaluation.ranking import rank_counts
+from appa.evaluation.temporal import temporal_consistency
 from appa.tasks.analyses import open_analysis
 from appa.tasks.assimilation import given_observations
 from appa.tasks.ensembles import to_dataset
@@ -48,6 +49,7 @@ from appa.tasks.simulated import synthesize
 __all__ = ["Job", "Worker"]
 
 TRAJECTORIES = 8  # that the first members of the LETKF are taken from
+SHORTEST = 8  # hours of which changes are told
 
 
 class Job(NamedTuple):
@@ -87,17 +89,20 @@ class Worker(Draws):
             if hours == plan.windows[0]:
                 names += [f"{kind}-{hours}" for kind in ("ranks", "spectra", "wavelengths")]
                 names += [f"balances-{hours}"]
+            if hours in (plan.windows[0], max(plan.windows)) and hours >= SHORTEST:
+                names += [f"changes-{hours}"]
             if hours == plan.source:
                 names += ["forecast", "persistence-analysis"]
-            found.append(Job(names[0], tuple(names), partial(self._window, hours)))
-        names = ("persistence-truth", "decoder", *(("climatology",) if plan.climatology else ()))
+            found.append(Job(names[0], tuple(names), partial(self._window, hours, names)))
+        names = ("persistence-truth", "decoder", "decoder-balances")
+        names += ("climatology",) if plan.climatology else ()
         found.insert(1, Job("baselines", names, self._baselines))
-        found.insert(2, Job("forecast-full", ("forecast-full",), self._full))
+        found.insert(2, Job("forecast-full", ("forecast-full", "forecast-encoded"), self._full))
         found.insert(3, Job("prior", ("prior",), self._prior))
         for hours in plan.controlled if self.covariance is not None else ():
             kinds = ["interpolation"]
             if hours == plan.windows[0]:
-                kinds += ["interpolation-ranks", "interpolation-spectra"]
+                kinds += [f"interpolation-{kind}" for kind in ("ranks", "spectra", "balances")]
             names = tuple(f"{kind}-{hours}" for kind in kinds)
             found.append(Job(names[0], names, partial(self._interpolation, hours)))
         if self.filter is not None and number % plan.rarely == 0:
@@ -183,7 +188,9 @@ class Worker(Draws):
 
     # ---------------------------------------------------------------- jobs
 
-    def _window(self, hours: int, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
+    def _window(
+        self, hours: int, wanted: Sequence[str], there: Callable[[str], bool]
+    ) -> dict[str, xr.Dataset]:
         plan, found = self.plan, {}
         drawn = self.reanalysis(hours, self.settings, self.observed())
         chosen = scored_hours(hours)
@@ -195,6 +202,11 @@ class Worker(Draws):
                 for kind, ds in self._structure(analysis).items()
                 if not there(f"{kind}-{hours}")
             }
+        if f"changes-{hours}" in wanted:
+            every = analysis if len(chosen) == hours else self.states(drawn, range(hours))
+            found[f"changes-{hours}"] = temporal_consistency(
+                every, self.truth, variables=self._few(every), joints=drawn.joints, workers=1
+            )
         if hours == plan.source:
             after = self.now + HOUR * np.array(plan.leads)
             found["persistence-analysis"] = self.averages(persistence(analysis, after))
@@ -212,9 +224,13 @@ class Worker(Draws):
         found["spectra"] = by_state(partial(spectra, variables=few, workers=1), two, self.truth)
         if analysis.sizes["member"] > 1:
             found["wavelengths"] = spread_spectra(two, self.truth, variables=few, workers=1)
-        if balances(two.isel(member=[0]), self.truth, workers=1) is not None:
-            found["balances"] = by_state(partial(balances, workers=1), two, self.truth)
-        return found
+        return found | self._balances(two)
+
+    def _balances(self, states: xr.Dataset) -> dict[str, xr.Dataset]:
+        r"""Balances of states, where these have the variables."""
+        if balances(states.isel(member=[0], time=[0]), self.truth, workers=1) is None:
+            return {}
+        return {"balances": by_state(partial(balances, workers=1), states, self.truth)}
 
     def _few(self, ds: xr.Dataset) -> list[str]:
         r"""The channels of which more than scores is kept."""
@@ -238,7 +254,9 @@ class Worker(Draws):
         with torch.no_grad():
             z = self.model.encode(self._tensor(hours))
         times = hours["time"].values
-        found["decoder"] = self.averages(to_dataset(self.model, z[None], times, attrs={}))
+        decoded = to_dataset(self.model, z[None], times, attrs={})
+        found["decoder"] = self.averages(decoded)
+        found |= {f"decoder-{kind}": ds for kind, ds in self._balances(decoded).items()}
         if plan.climatology:
             times = self.truth["time"].values
             times = times[times > self.now - HOUR * min(24, plan.before)]
@@ -255,8 +273,11 @@ class Worker(Draws):
         x = self._tensor(self.truth.sel(time=slice(first, self.now)))
         z = self.model.encode(x)
         drawn = self.forecast(z[None], (x - self.model.decode(z))[None])
-        ahead = self.states(drawn, [lead - 1 for lead in self.plan.leads])
-        return {"forecast-full": self.averages(ahead, drawn.cost)}
+        leads = [lead - 1 for lead in self.plan.leads]
+        found = {"forecast-full": self.averages(self.states(drawn, leads), drawn.cost)}
+        # the same without what the decoder lacks, which is what the paper has
+        bare = self.states(drawn._replace(residual=None), leads)
+        return found | {"forecast-encoded": self.averages(bare)}
 
     def _prior(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
         # windows side by side: what happens between them does not change a score
@@ -294,6 +315,8 @@ class Worker(Draws):
         few = self._few(ds)
         energy = by_state(partial(spectra, variables=few, workers=1), two, self.truth)
         found[f"interpolation-spectra-{hours}"] = energy
+        some = two.isel(member=slice(2))
+        found |= {f"interpolation-{k}-{hours}": part for k, part in self._balances(some).items()}
         return found
 
     def _letkf(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:

@@ -39,12 +39,14 @@ PAST = 4  # hours whose residuals a forecast goes on from
 
 
 class Drawn(NamedTuple):
-    r"""Members that were drawn: latents and residuals of all hours, and what they cost."""
+    r"""Members that were drawn: latents and residuals of all hours, what they cost, and the hours
+    at which another window begins."""
 
     z: Tensor
     residual: Tensor | None
     times: np.ndarray
     cost: dict[str, float]
+    joints: list[int]
 
 
 class Diverged(Exception):
@@ -185,7 +187,7 @@ class Draws:
         cost |= {"processes": plan.processes, "solver_residual": guidance.residual}
         whole = [r for r in residuals if r is not None]
         residual = torch.cat(whole) if whole else None
-        return Drawn(torch.cat(parts), residual, posterior.times, cost)
+        return Drawn(torch.cat(parts), residual, posterior.times, cost, posterior.joints)
 
     def states(self, drawn: Drawn, hours: Sequence[int]) -> xr.Dataset:
         r"""Decodes some hours."""

@@ -22,6 +22,7 @@ __all__ = ["SYSTEMS", "calibrated", "figures"]
 SYSTEMS = {  # what forecasts stand beside, and the products' names
     "forecast": "forecast",
     "full-state": "forecast-full",
+    "full-state, decoded": "forecast-encoded",
     "persistence of the analysis": "persistence-analysis",
     "persistence of the truth": "persistence-truth",
     "climatology": "climatology",

@@ -29,7 +29,7 @@ from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
 from results_own import settings, stages
 from results_scores import ALL, Results, concat
-from results_structure import balanced, energies
+from results_structure import balanced, changes, energies
 
 from appa.evaluation.comparison import compare
 from appa.evaluation.dates import over_dates
@@ -338,6 +338,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "ranks": ranks,
     "energies": energies,
     "balances": balanced,
+    "changes": changes,
     "interpolation": interpolation,
     "letkf": letkf,
     "variations": variations,

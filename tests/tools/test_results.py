@@ -121,7 +121,7 @@ def test_interrupted_and_moved(run, whole, tools, tmp_path, monkeypatch):
             run(tmp_path / "a", *few)
     volumes = tools("results_files").pack(tmp_path / "a", tmp_path / "packed", 10_000)
     begun = products(tmp_path / "a")
-    assert len(begun) == 4  # of two jobs
+    assert len(begun) == 5  # of two jobs
     assert len(volumes) > 1
     assert all(path.stat().st_size < 10_000 for path in volumes)
     with monkeypatch.context() as patch:
@@ -132,7 +132,7 @@ def test_interrupted_and_moved(run, whole, tools, tmp_path, monkeypatch):
     assert len(set(jobs)) == len(jobs) == 4 + 3
 
     expected, found = products(whole), products(tmp_path / "b")
-    assert len(found) == 6 + 5
+    assert len(found) == 7 + 6
     kind = tools("results_plan").KIND
     for name, path in found.items():
         one, other = (load(p, kind) for p in (path, expected[name]))
@@ -215,6 +215,15 @@ def test_page(whole, tools, tmp_path, capsys):
     assert told is not None
     expected = 100 * (ahead["forecast"] / ahead["persistence-truth"] - 1)
     assert float(told[1].replace("−", "-")) == pytest.approx(expected, abs=0.06)
+
+    # changes over an hour of members over the truth's, dates pooled
+    parts = [load(p, kind)["tendency_std"] for p in whole.glob("parts/*/changes-8.nc")]
+    at = [part.sel(channel="t2m", lag=1) ** 2 for part in parts]
+    ratio = np.sqrt(sum(float(p.sel(source="members")) for p in at)
+                    / sum(float(p.sel(source="truth")) for p in at))  # fmt: skip
+    told = re.search(r"\| 8 h: change over 1 h \| ([\d.]+) ± ", text)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(ratio, abs=0.006)
 
     # energy of members over the truth's, all wavelengths of this world being large
     parts = [load(p, kind)["spectrum"] for p in whole.glob("parts/*/spectra-8.nc")]
