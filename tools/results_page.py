@@ -351,10 +351,13 @@ TABLES: dict[str, Callable[[Results], str]] = {
 def fill(text: str, results: Results, own: Results | None = None) -> str:
     r"""A page with its tables made anew; those of the model's own setting where they are given."""
     for name, make in TABLES.items():
+        if name == "changes" and f"<!-- begin {name} -->" not in text:
+            continue  # a page of dates that were drawn before it was told
         text = filled(text, name, make(results))
     if own is not None:
         text = filled(text, "settings", settings(results, own))
-        text = filled(text, "stages", stages(own))
+        if "<!-- begin stages -->" in text:
+            text = filled(text, "stages", stages(own))
     return text
 
 
