@@ -426,3 +426,23 @@ def test_a_turning_planet_is_found_and_a_killed_filter_goes_on(tmp_path):
     assert best(table).inflation == 2
     np.testing.assert_allclose(table["crps"], [0.2, 1 / 3], rtol=1e-3)
     np.testing.assert_allclose(table["error"], [0.2, 0], atol=1e-3)
+
+    # one setting after the other: the better inflation is kept while relaxations are tried
+    choices = {"inflation": [1.0, 2.0], "relaxation": [0.7, 0.5, 0.9]}
+    table = tune(seen, truth, times[0], hours, choices, cycling=known, first=first)
+    assert set(zip(table["inflation"], table["relaxation"], strict=True)) == {
+        (1.0, 0.7), (2.0, 0.7), (2.0, 0.5), (2.0, 0.9)
+    }  # fmt: skip
+    assert len(table) == 4
+
+
+def test_edges_of_what_was_tried():
+    from appa.evaluation.cycling import Settings
+    from appa.evaluation.tuning import edges
+
+    grid = {"length": (500.0, 350.0, 800.0), "depth": (0.3, None), "relaxation": (0.7, 0.5, 0.9)}
+    assert edges(Settings(length=500.0, depth=None), grid) == []  # none is as large as can be
+    assert edges(Settings(length=800.0, depth=None, relaxation=0.5), grid) == [
+        "the best length, 800, is the largest that was tried",
+        "the best relaxation, 0.5, is the least that was tried",
+    ]

@@ -140,7 +140,8 @@ def tune(
     --start 2020-02-01T00 --start 2020-08-01T00 --out tuned.json
     """
     from ..evaluation.covariances import Covariance
-    from ..evaluation.interpolation import tune
+    from ..evaluation.interpolation import GRID, tune
+    from ..evaluation.tuning import edges
     from ..observations.reading import read_observations
     from .options import told, writable
 
@@ -159,6 +160,9 @@ def tune(
             device=_device(device),
         )
     typer.echo(table.to_string(index=False, float_format="{:.4f}".format, na_rep="·"))
+    # of modes and orders there are no more than the covariance has
+    for line in edges(best, {name: GRID[name] for name in ("localization", "error")}):
+        typer.echo(f"{line}: there may be better ones beyond")
     best.save(out)
     typer.echo(f"{out} is written")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+BOUNDLESS = ("length", "depth", "relaxation", "representation")  # settings that may be either way
 FILTER, MEMBERS = "How it is filtered", "Where members come from"
 
 
@@ -48,8 +49,8 @@ def letkf(
         typer.Option(
             metavar="TRUTH",
             help="Score settings against this store instead of writing; those of the filter may "
-            "then be several, with commas, and are the usual ones if none are. Take a trajectory "
-            "that is not scored.",
+            "then be several, with commas, and are the usual ones if none are. They are tried one "
+            "after the other. Take a trajectory that is not scored.",
         ),
     ] = None,
     tuned: Annotated[
@@ -124,6 +125,7 @@ def letkf(
     from ..evaluation.cycling import Settings
     from ..evaluation.perfect import best, cycle
     from ..evaluation.perfect import tune as try_all
+    from ..evaluation.tuning import edges
     from ..observations import thinning
     from ..observations.reading import read_observations
     from ..tasks.analyses import open_analysis
@@ -170,7 +172,10 @@ def letkf(
         table = try_all(read, open_analysis(tune), start, hours, choices or None, **common)
     _tell(table, None if out is not None and out.suffix == ".json" else out)
     if out is not None and out.suffix == ".json":
-        best(table).save(out)
+        chosen = best(table)
+        for line in edges(chosen, {k: v for k, v in table.attrs["grid"].items() if k in BOUNDLESS}):
+            typer.echo(f"{line}: there may be better ones beyond")
+        chosen.save(out)
         typer.echo(f"{out} is written")
 
 

@@ -50,7 +50,7 @@ GRID: dict[str, Sequence[Any]] = {
     "localization": (25.0, 15.0, 40.0, None),
     "modes": (64, 96, 32, 16),
     "order": (6, 12, 3, 1),
-    "error": (1.0, 2.0, 4.0),
+    "error": (1.0, 0.7, 1.5, 2.5),
 }
 
 

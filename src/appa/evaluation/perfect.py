@@ -10,7 +10,6 @@ and these are refused (:mod:`appa.evaluation.tuning`).
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -40,11 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CHOICES", "best", "cycle", "dated", "first_members", "tune"]
 
-#: What tuning tries by default, in all combinations.
+#: What tuning tries by default, one setting after the other, beginning with the first of each.
 CHOICES: dict[str, Sequence[Any]] = {
-    "length": (350.0, 500.0, 800.0),
+    "length": (500.0, 350.0, 800.0, 1200.0),
+    "relaxation": (0.7, 0.5, 0.9),
+    "depth": (0.3, 0.15, 0.6),
+    "representation": (0.1, 0.03, 0.2),
     "inflation": (1.0, 1.05),
-    "relaxation": (0.5, 0.7, 0.9),
 }
 
 
@@ -155,15 +156,16 @@ def tune(
         observations, start, hours, settings, discard, seed, spin_up, trajectories, cycling: As of
             :func:`cycle`. Hours that are discarded are not scored.
         truth: A store that has these hours.
-        choices: What is tried, by the name of a setting, in all combinations; by default
-            :data:`CHOICES`.
+        choices: What is tried, by the name of a setting, one after the other, those before as they
+            were best; by default :data:`CHOICES`.
         first: The members before the first hour, by default :func:`first_members`.
 
     Returns:
         A table of the choices, least `crps` first, the fair CRPS in standard deviations, averaged
         over channels, with `error`, the root-mean-square error of the mean, `spread` and their
         `ratio`. Prescribed sea surface temperature takes no part. Settings that the model did not
-        survive are last. Its attributes have the periods, which :func:`best` takes along.
+        survive are last. Its attributes have the periods, which :func:`best` takes along, and the
+        `grid` of choices.
 
     Example:
         >>> table = tune("obs.parquet", truth, "2019-06-01", 72, {"length": [500, 800, 1200]})
@@ -176,11 +178,9 @@ def tune(
     for name in choices:
         if name not in known:
             raise DataError(f"found {name!r} to tune; there are {', '.join(known)}")
-    table = [dict(zip(choices, c, strict=True)) for c in itertools.product(*choices.values())]
-    filters = [cycling.tuned(**chosen) for chosen in table]
     times, _, operators = _given(cycling, observations, start, hours, discard)
-    for other in filters:
-        _whole(other.settings.every, hours, discard)
+    for every in choices.get("every", ()):
+        _whole(every, hours, discard)
     missing = ~np.isin(times, as_datetime64(truth["time"].values).astype("datetime64[h]"))
     if missing.any():
         raise DataError(f"the truth has no {times[missing][0]}; choose hours that it has")
@@ -196,8 +196,16 @@ def tune(
         )
     keep = [c.variable != "sea_surface_temperature" for c in cycling.space.standardizer.channels]
     area = GRID.area / GRID.area.sum()
-    with progress(hours * len(filters), "tuning", unit="hours") as bar:
-        for chosen, other in zip(table, filters, strict=True):
+    chosen = {name: values[0] for name, values in choices.items()}
+    table: dict[tuple[Any, ...], dict[str, float]] = {}
+    # what is best of one setting is tried again with the next, and not cycled again
+    trials = 1 + sum(len(values) - 1 for values in choices.values())
+    with progress(hours * trials, "tuning", unit="hours") as bar:
+
+        def score(chosen: dict[str, Any]) -> float:
+            other, key = cycling.tuned(**chosen), tuple(chosen.values())
+            if key in table:
+                return table[key]["crps"]
             run, every, sums = first, other.settings.every, []
             for k in range(0, hours, every):
                 run, analysis = other(run, operators[k : k + every])
@@ -217,13 +225,21 @@ def tune(
             error, spread = np.sqrt(error), np.sqrt(spread)
             # of M members, the mean has an error of 1/M of their variance
             ratio = math.sqrt((s.members + 1) / s.members) * spread.mean() / error.mean()
-            chosen |= {
+            table[key] = chosen | {
                 "crps": float(crps.mean()),
                 "error": float(error.mean()),
                 "spread": float(spread.mean()),
                 "ratio": float(ratio),
             }
-    found = pd.DataFrame(table).sort_values("crps", ignore_index=True, na_position="last")
+            return table[key]["crps"]
+
+        for name, values in choices.items():
+            tried = [score(chosen | {name: value}) for value in values]
+            if np.isfinite(tried).any():
+                chosen[name] = values[int(np.nanargmin(tried))]
+    found = pd.DataFrame(list(table.values())).sort_values(
+        "crps", ignore_index=True, na_position="last"
+    )
     found.attrs |= {"settings": asdict(s), "tuned": list(tuning.periods(truth, [times]))}
     found.attrs["grid"] = {name: list(values) for name, values in choices.items()}
     return found

@@ -9,7 +9,8 @@ independent of the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -20,7 +21,7 @@ import xarray as xr
 from ..data.clock import as_datetime64
 from ..errors import ConfigError, DataError, StoreError, nearest
 
-__all__ = ["Periods", "Tuned", "load", "periods", "save", "untouched"]
+__all__ = ["Periods", "Tuned", "edges", "load", "periods", "save", "untouched"]
 
 Periods = tuple[tuple[str, str], ...]
 S = TypeVar("S")
@@ -59,6 +60,24 @@ def untouched(tuned: Periods, times: np.ndarray) -> None:
                 f"the settings were tuned on {first} to {last}, which {here} overlaps: scores of "
                 "it would say too much; choose hours of another trajectory, or tune on others"
             )
+
+
+def edges(best: Any, grid: Mapping[str, Sequence[Any]]) -> list[str]:
+    r"""Where the best of all values tried is the least or the largest, so that there may be better.
+
+    Arguments:
+        best: The settings that were chosen.
+        grid: The values tried of each, of which none is the largest.
+    """
+    found = []
+    for name, values in grid.items():
+        ordered = sorted(math.inf if v is None else v for v in values)
+        value = getattr(best, name)
+        value = math.inf if value is None else value
+        if len(ordered) > 1 and value in (ordered[0], ordered[-1]) and value != math.inf:
+            which = "least" if value == ordered[0] else "largest"
+            found.append(f"the best {name}, {value:g}, is the {which} that was tried")
+    return found
 
 
 class Tuned:

@@ -147,7 +147,8 @@ def rows_of(
     r"""The observations of a channel, in the order of their hours."""
     points = int(np.prod(rep.grid.shape))
     which = np.concatenate([every for _, _, every in pieces])
-    hour, latitude, longitude = (a[which] for a in (places.hour, places.latitude, places.longitude))
+    hour = places.hour[which]
+    latitude, longitude = places.latitude[which], places.longitude[which]
     index, weight = corners(rep, space, channel, latitude, longitude)
     scale = (space.std[channel] / places.error[which])[:, None]
     weight = weight * scale * rep.std[channel].reshape(-1)[index]
