@@ -1,12 +1,16 @@
-r"""`appa calibrate` and `appa budget` with a small model that knows nothing."""
+r"""`appa calibrate`, `appa budget` and `appa increment` with a small model that knows nothing."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import typer
 import xarray as xr
 from typer.testing import CliRunner
 
+import appa
+from appa.cli import increment as increments
 from appa.cli.calibrate import register
 from appa.errors import AppaError
 
@@ -47,3 +51,32 @@ def test_budget_names_what_there_is(run, tmp_path):
     words = ["--truth", str(store), "--out", str(tmp_path / "budget")]
     with pytest.raises(AppaError, match="did you mean 'decoder'"):
         run("budget", *words, "--only", "decodr")
+
+
+def test_an_increment(tmp_path):
+    app = typer.Typer()
+    app.command()(lambda: None)  # of one command Typer would make no group
+    increments.register(app)
+    folder = small.write_model(tmp_path / "model", denoiser=True)
+    out = tmp_path / "one.nc"
+
+    def invoke(channel: str, *words: str) -> str:
+        given = ["--start", "2001-01-01T03", "--hours", "2", "--members", "3", "--steps", "3"]
+        words = ("increment", str(folder), channel, *given, "--out", str(out), *words)
+        result = CliRunner().invoke(app, words)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
+
+    name = appa.load(str(folder)).config.channels[0].name
+    told = invoke(name, "--at", "10,20", "--device", "cpu")
+    assert "drawn           changes it by" in told
+    assert re.search(r"by its members +changes it by .*; alike everywhere by -?[01]\.\d\d", told)
+    with xr.open_dataset(out) as found:
+        assert {"departure", "error", "value", "spread"} <= found.attrs.keys()
+    with pytest.raises(AppaError, match="latitude of 95"):
+        invoke(name, "--at", "95,20")
+    with pytest.raises(AppaError, match="give latitude and longitude"):
+        invoke(name, "--at", "north")
+    with pytest.raises(AppaError, match="no channel 't2'"):
+        invoke("t2", "--at", "10,20", "--device", "cpu")

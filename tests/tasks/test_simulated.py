@@ -192,6 +192,61 @@ def test_the_increment_of_one_observation_is_the_covariances():
     np.testing.assert_allclose(expected, got[:, row, column], rtol=0.4)
 
 
+def test_an_increment_of_the_day_is_that_of_what_is_left():
+    r"""With another observation known to both, the covariance is what that one leaves of it; what
+    stands beside has its members' own."""
+    model = world(mixed=0.5)
+    row, column, hour, error = 3, 5, 1, 10.0
+    times = np.datetime64(START, "ns") + np.arange(WINDOW) * np.timedelta64(1, "h")
+    place = {"latitude": worlds.GRID.latitude[row], "variable": "2m_temperature"}
+    other = {"time": times[hour], "longitude": worlds.GRID.longitude[column + 1]}
+    mean = worlds.MEAN[0] + worlds.STD[0] * 1.5 * worlds.season(times[hour : hour + 1])[0]
+    mean = np.broadcast_to(mean, (8, 16))
+    known = pd.DataFrame([place | other | {"value": mean[row, column + 1], "error": 5.0}])
+    options = {"members": 64, "settings": settings(model, steps=36)}
+    prior = model.reanalysis(known, START, WINDOW, negatives="keep", **options)
+    found = single_observation(
+        model,
+        "2m_temperature",
+        worlds.GRID.latitude[row],
+        worlds.GRID.longitude[column],
+        START,
+        hour=hour,
+        departure=20.0,
+        error=error,
+        observations=known,
+        beside=prior,
+        **options,
+    )
+    time, space = covariance(model)
+    unit, here, there = worlds.STD[0], row * 16 + column, row * 16 + column + 1
+    whole = np.kron(time, space) * unit**2
+    at, before = hour * 128 + here, hour * 128 + there
+    left = whole - np.outer(whole[:, before], whole[before]) / (whole[before, before] + 25)
+    members = prior["2m_temperature"].values[:, hour, row, column]
+    # the mean of all draws, of which that of 64 members differs by chance
+    exact = left[:, at] / (left[at, at] + error**2) * (found.attrs["value"] - mean[row, column])
+    sure = np.sqrt(left[at, at]) * (1 - np.sqrt(error**2 / (left[at, at] + error**2)))
+    got = found["2m_temperature"].values.ravel()
+    assert np.abs(got - exact).max() < 4 * sure / np.sqrt(64) * 1.02 + 0.02
+    # the climate's own would be far more where the other is
+    climate = whole[:, at] / (whole[at, at] + error**2) * (found.attrs["value"] - mean[row, column])
+    assert abs(climate[before] - exact[before]) > 0.3 * climate[before]
+    np.testing.assert_allclose(found.attrs["spread_beside"], members.std(ddof=1), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["2m_temperature_beside"],
+        found["2m_temperature_expected"].isel(time=hour),
+        atol=1e-3 * unit,
+    )
+    # the mean of all levels is no value that z500 can have: it is that of its own
+    aloft = single_observation(model, "geopotential", 10, 10, START, level=500, **options)
+    assert aloft.attrs["value"] == pytest.approx(worlds.MEAN[2], abs=5 * worlds.STD[2])
+    with pytest.raises(DataError, match="has no 2"):
+        single_observation(model, "2m_temperature", 10, 10, START, beside=prior.isel(time=[2]))
+    with pytest.raises(DataError, match="has no members"):
+        single_observation(model, "2m_temperature", 10, 10, START, beside=prior.mean("member"))
+
+
 def test_a_budget_tells_what_costs(model, tmp_path):
     r"""Of truths from the prior: a converged reference is best, and each fault costs its own."""
     dates = pd.date_range(START, periods=6, freq="2D")

@@ -67,6 +67,7 @@ def application() -> typer.Typer:
         demo,
         evaluate,
         export,
+        increment,
         models,
         observe,
         plan,
@@ -96,6 +97,7 @@ def application() -> typer.Typer:
     app.add_typer(plot.app, name="plot")
     report.register(app)
     calibrate.register(app)
+    increment.register(app)
     app.add_typer(baseline.app, name="baseline")
     export.register(app)
     app.add_typer(plan.app, name="plan")

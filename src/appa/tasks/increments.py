@@ -7,6 +7,10 @@ everywhere: with a prior of covariance :math:`B` and a linear observation it is
 
 and so tells what the prior knows of covariances. Prior and posterior members are drawn from the
 same noise, so that chance cancels but for what the observation changes.
+
+Where other observations are known to both, the prior is the weather they tell of, and the increment
+that of the day. It can then stand beside what another system's members say, an ensemble Kalman
+filter's background of the same hour say: the same formula with their covariance.
 """
 
 from __future__ import annotations
@@ -45,6 +49,8 @@ def single_observation(
     level: float | None = None,
     departure: float | None = None,
     error: float | None = None,
+    observations: Any = None,
+    beside: Any = None,
     hours: int | None = None,
     members: int = 32,
     seed: int = 0,
@@ -62,6 +68,9 @@ def single_observation(
         departure: How far it is from the mean of the prior, by default one standard deviation of
             the prior's members there.
         error: Its error, by default the same.
+        observations: Others, which prior and posterior both know: what
+            :func:`appa.read_observations` takes. Without, the prior is the climate's.
+        beside: Members of another system at the hour of the observation, as a dataset or its path.
         hours: The hours of the period, by default a window.
         members: The members whose means are told.
         seed: The seed.
@@ -70,8 +79,10 @@ def single_observation(
 
     Returns:
         The posterior's mean less the prior's, by variable and hour; `<variable>_expected`, what
-        the covariance of the prior's members says it should be; attributes `departure`, `error`,
-        `value` and the prior's `spread` at the observation.
+        the covariance of the prior's members says it should be; `<variable>_beside`, what that of
+        the other members says in the hour of the observation, of the same departure and error;
+        attributes `departure`, `error`, `value` and the prior's `spread` at the observation, and
+        `spread_beside`.
 
     Example:
         >>> change = single_observation(model, "geopotential", 50, 10, "2021-03-21T00", level=500)
@@ -91,7 +102,12 @@ def single_observation(
     first = as_datetime64(start)
     common = {"members": members, "seed": seed, "settings": settings, "batch": batch}
     common |= {"negatives": "keep", "latents": False, **options}
-    prior = reanalysis(model, None, start, hours, **common)
+    known = None
+    if observations is not None:
+        known = read_observations(observations, levels=model.config.data.levels)
+        known = known.between(first, hours)
+    other = None if beside is None else _of_hour(beside, first + hour * HOUR)
+    prior = reanalysis(model, known, start, hours, **common)
     row = {
         "time": first + hour * HOUR,
         "latitude": latitude,
@@ -105,15 +121,41 @@ def single_observation(
     departure = spread if departure is None else float(departure)
     error = spread if error is None else float(error)
     value = float(equivalents.mean()) + departure
-    table = pd.DataFrame([row | {"value": value, "error": error}])
-    posterior = reanalysis(model, table, start, hours, **common)
-    names = [str(name) for name in prior.data_vars]
+    one = pd.DataFrame([row | {"value": value, "error": error}])
+    seen = read_observations(one, levels=model.config.data.levels)
+    both = seen if known is None else known + seen
+    posterior = reanalysis(model, both, start, hours, **common)
+    names = [str(name) for name in prior.data_vars if "member" in prior[name].dims]
     change = (posterior[names].astype(np.float64) - prior[names]).mean("member")
-    expected = ensemble_increment(prior, equivalents, departure, error)
-    merged = xr.merge([change, expected.rename({n: f"{n}_expected" for n in names})])
+    expected = ensemble_increment(prior[names], equivalents, departure, error)
+    parts = [change, expected.rename({n: f"{n}_expected" for n in names})]
     about = {"variable": variable, "latitude": latitude, "longitude": longitude, "hour": hour}
     about |= {"departure": departure, "error": error, "value": value, "spread": spread}
+    if other is not None:
+        same = [n for n in names if n in other]
+        h = _equivalents(model, other, row)
+        increment = ensemble_increment(other[same], h, departure, error)
+        parts.append(increment.rename({n: f"{n}_beside" for n in same}))
+        about["spread_beside"] = float(h.std(ddof=1))
+    merged = xr.merge(parts)
     return merged.assign_attrs(about | ({} if level is None else {"level": level}))
+
+
+def _of_hour(beside: Any, when: Any) -> xr.Dataset:
+    r"""The members of another system at an hour, without it as a dimension."""
+    import xarray as xr
+
+    from .analyses import open_analysis
+
+    ds = beside if isinstance(beside, xr.Dataset) else open_analysis(beside)
+    when = when.astype("datetime64[ns]")
+    if "member" not in ds.dims or ds.sizes["member"] < 2:
+        raise DataError("what stands beside has no members; give an ensemble of 2 or more")
+    if when not in np.atleast_1d(ds["time"].values):
+        raise DataError(
+            f"what stands beside has no {when.astype('datetime64[h]')}, the hour of the observation"
+        )
+    return (ds.sel(time=when) if "time" in ds.dims else ds).load()
 
 
 def _equivalents(model: Model, ds: xr.Dataset, row: Mapping[str, Any]) -> np.ndarray:
@@ -121,7 +163,12 @@ def _equivalents(model: Model, ds: xr.Dataset, row: Mapping[str, Any]) -> np.nda
     import pandas as pd
 
     assert model.standardizer is not None
-    mean = float(ds[row["variable"]].mean()) if row["variable"] in ds else 0.0
+    mean = 0.0
+    if row["variable"] in ds:  # a value that can be, of its level
+        field = ds[row["variable"]]
+        if "level" in field.dims:
+            field = field.sel(level=row["level"], method="nearest")
+        mean = float(field.mean())
     table = pd.DataFrame([{**row, "value": mean, "error": 1.0}])
     seen = read_observations(table, levels=model.config.data.levels)
     operators = compile_observations(seen, StateSpace.of(model), [row["time"]])
