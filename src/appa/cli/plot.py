@@ -188,6 +188,28 @@ def spectra(
 
 
 @app.command()
+def physics(
+    runs: Runs,
+    truth: Truth,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="By the paper's formulas, which drop the metric.")
+    ] = False,
+    out: Out = Path("physics.png"),
+    dpi: Dpi = 150,
+) -> None:
+    """Draw balances of members and truth: altitudes, the angle and the size of the wind.
+
+    Example: appa plot physics analysis.zarr --truth planet
+    """
+    from ..plots.physics import physics_of, plot_physics
+
+    _ready(out)
+    with told():
+        found = physics_of(runs, truth, paper=paper)
+    _write(plot_physics(found), out, dpi)
+
+
+@app.command()
 def levels(
     runs: Runs,
     truth: Needed = None,
