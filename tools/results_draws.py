@@ -20,6 +20,7 @@ from results_plan import Plan
 from torch import Tensor
 
 import appa
+from appa.errors import ModelError
 from appa.evaluation.ensembles import averages
 from appa.machine import free_memory
 from appa.observations.collection import Observations
@@ -171,8 +172,11 @@ class Draws:
             begun = time.perf_counter()
             for members in chunks:
                 guidance.forget()
-                with fast(plan.tf32):
-                    z = posterior.draw(members, plan.seed, batch=len(members))
+                try:
+                    with fast(plan.tf32):
+                        z = posterior.draw(members, plan.seed, batch=len(members))
+                except ModelError as error:  # in half precision it is told before the end
+                    raise Diverged from error
                 if not bool(torch.isfinite(z).all()):
                     raise Diverged
                 parts.append(z)
