@@ -20,13 +20,13 @@ from results_plan import Plan
 from torch import Tensor
 
 import appa
-from appa.errors import ModelError
 from appa.evaluation.ensembles import averages
 from appa.machine import free_memory
 from appa.observations.collection import Observations
 from appa.observations.networks import Network, constellation, named_network
 from appa.tasks.assimilation import given_observations
 from appa.tasks.ensembles import to_dataset
+from appa.tasks.folders import ModelError
 from appa.tasks.memory import ResidualMemory
 from appa.tasks.posterior import Posterior
 from appa.tasks.runs import affordable
