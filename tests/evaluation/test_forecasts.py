@@ -212,7 +212,29 @@ def test_analyses_of_several_dates(truth):
     np.testing.assert_allclose(scores["skill"], 2, rtol=1e-4)
     a = run_averages(runs, truth)
     assert compare(a, a, resamples=10).attrs["blocks"] == 4
-    assert compare(a.drop_vars("start"), a, resamples=10).attrs["blocks"] == 8
+    assert compare(*[a.drop_vars("start")] * 2, resamples=10).attrs["blocks"] == 8
+
+
+def test_whichever_comes_first(truth):
+    r"""Three runs from noon beside one store of the same hours, or beside six runs of half the
+    length: three dates, and differences of the other sign."""
+    days = [f"2021-03-{day}T12" for day in (21, 23, 25)]
+    whole = [truth[["temperature"]].sel(time=pd.date_range(d, periods=24, freq="h")) for d in days]
+    halves = [run.isel(time=part) for run in whole for part in (slice(12), slice(12, None))]
+    rng = np.random.default_rng(0)
+    runs, others = (
+        [run + size * rng.normal(size=run["temperature"].shape) for run in parts]
+        for parts, size in ((whole, 1.0), (halves, 2.0))
+    )
+    a, b = run_averages(runs, truth), run_averages(others, truth)
+    for other in (b.drop_vars("start"), b):
+        one, two = (compare(*pair, resamples=50) for pair in ((a, other), (other, a)))
+        assert one.attrs == two.attrs
+        assert (one.attrs["blocks"], one.attrs["dates"]) == (3, 3)
+        for name in ("skill", "crps"):
+            for x, y in (("difference", "difference"), ("low", "high"), ("high", "low")):
+                np.testing.assert_allclose(one[f"{name}_{x}"], -two[f"{name}_{y}"], rtol=1e-12)
+            assert one[f"{name}_real"].equals(two[f"{name}_real"])
 
 
 # ---------------------------------------------------------------- parts

@@ -265,7 +265,7 @@ def _differences(
     blocks = found.attrs["blocks"]
     one = "block" if blocks == 1 else "blocks"
     told = f"{blocks} {one} of {days * 24} hours"
-    if "init_time" in means["A"].dims or "start" in means["A"].coords:
+    if "init_time" in means["A"].dims or any("start" in means[name].coords for name in "AB"):
         several = days > 1 or found.attrs["dates"] > blocks  # of one day
         told = f"{blocks} {one} of dates" if several else f"{blocks} dates"
     if blocks < FEWEST:

@@ -85,8 +85,8 @@ def compare(
         raise DataError("the two runs are nowhere defined at the same hours; nothing to compare")
     a, b = (run.assign(weight=run["weight"].where(both, 0.0)).isel({dim: there}) for run in (a, b))
 
-    label = a["start"] if "start" in a.coords else a[dim]
-    day = label.values.astype("datetime64[D]").astype(np.int64)
+    label = _label(a, b, dim)
+    day = label.astype("datetime64[D]").astype(np.int64)
     _, block = np.unique((day - day.min()) // days, return_inverse=True)
     n = int(block.max()) + 1
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
@@ -118,6 +118,13 @@ def compare(
         "confidence": confidence,
     }
     return xr.Dataset(data).assign_attrs(about, seed=seed)
+
+
+def _label(a: xr.Dataset, b: xr.Dataset, dim: str) -> np.ndarray:
+    r"""What tells the blocks of two runs apart, the same whichever comes first: the starts of the
+    one that is of fewer runs, as the hours of a run are not independent, or else hours or dates."""
+    starts = [run["start"].values for run in (a, b) if "start" in run.coords]
+    return min(starts or [a[dim].values], key=lambda s: (len(np.unique(s)), s.tolist()))
 
 
 def _filled(weight: xr.DataArray, dim: str, block: np.ndarray) -> np.ndarray:
