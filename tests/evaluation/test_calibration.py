@@ -184,6 +184,28 @@ def test_power_and_direction():
     assert min(found["sure"]["p_bias"], found["unsure"]["p_bias"]) > 0.01
 
 
+def test_runs_are_the_blocks():
+    r"""Six runs of a day from noon, and the points of each with one rank: halves of a run are no
+    two samples."""
+    rng = np.random.default_rng(0)
+    rank, runs = np.repeat(rng.integers(0, 5, 6), 24), np.repeat(np.arange(6), 24)
+    start = pd.date_range("2021-03-21T12", periods=6, freq="48h")[runs]
+    members = np.arange(1.0, 5)[:, None, None, None]
+    x = np.broadcast_to(members - 0.5, (4, 144, *GRID.shape)).astype("float32")
+    y = np.broadcast_to(rank[:, None, None], (144, *GRID.shape)).astype("float32")
+    times = start + pd.to_timedelta(np.tile(np.arange(24), 6), unit="h")
+    estimate, truth = (dataset(values).assign_coords(time=times) for values in (x, y))
+    found = calibration(estimate.assign_coords(start=("time", start)), truth)
+    assert found["blocks"].item() == 6
+    alike = uniformity_test(np.eye(5)[rank[::24]], np.ones(6))
+    for name in ("p", "p_bias", "p_dispersion", "effective"):
+        assert found[name].item() == pytest.approx(alike[name])
+    assert "start" not in found.coords
+    days = calibration(estimate, truth)  # that does not say which runs it is of
+    assert days["blocks"].item() == 12
+    assert days["p_bias"].item() < found["p_bias"].item()
+
+
 def test_independent_points_are_all_effective():
     r"""Independent ranks in blocks of unequal size: as many as there are, within the scatter of
     a variance from 200 blocks of 9 directions."""

@@ -281,6 +281,20 @@ def test_runs_of_consecutive_days_stay_apart(tmp_path):
     assert "from 1 block of whole runs, by their first day" in str(differences(found).items)
 
 
+def test_ranks_are_tested_by_run(tmp_path):
+    r"""Three runs over midnight, of four days, are three samples, as of differences."""
+    truth, paths = world(76), []
+    for k in range(3):
+        run = shifted(truth.isel(time=slice(24 * k + 12, 24 * k + 28)), [-1.0, 1.0])
+        run.assign_attrs(task="reanalysis").to_netcdf(tmp_path / f"{k}.nc")
+        paths.append(str(tmp_path / f"{k}.nc"))
+    beside = {"warmer": shifted(truth, [60.0])}
+    options = {"variables": ["t2m"], "regions": ["global"], "workers": 1}
+    found = gather(paths, truth, baselines=beside, **options)
+    assert found.differences["warmer"].attrs["blocks"] == 3
+    assert found.calibration["blocks"].item() == 3
+
+
 def test_a_run_has_a_step_of_its_own(tmp_path):
     r"""States of every 3 hours are one stretch, which a missing one parts; of a week, none are."""
     truth = world(13)

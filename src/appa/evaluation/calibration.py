@@ -16,8 +16,9 @@ Most follows from the frequencies :math:`f_r` of ranks, by area:
   :math:`12 \, \langle (u - 1/2)^2 \rangle` above 1 that of one too sure of itself or biased.
 
 Ranks of neighbours and of hours are not independent, and a :math:`\chi^2` test that counts them so
-rejects any ensemble. Here days are the sample: with :math:`f_b` the frequencies of block :math:`b`
-of :math:`n`, of all its hours and points, and :math:`\omega_b` its share of the weight,
+rejects any ensemble. Here days are the sample, or of several runs the days they start on: with
+:math:`f_b` the frequencies of block :math:`b` of :math:`n`, of all its hours and points, and
+:math:`\omega_b` its share of the weight,
 
 .. math::
     S = \tfrac{n}{n - 1} \sum_b \omega_b^2 \, (f_b - f) (f_b - f)^\top , \qquad
@@ -211,12 +212,15 @@ def uniformity(counts: xr.Dataset, days: int = 1) -> xr.Dataset:
 
     Arguments:
         counts: What :func:`~appa.evaluation.ranking.rank_counts` found.
-        days: The days of a block.
+        days: The days of a block; of several runs, told apart by a coordinate `start`, those
+            within which they start.
     """
     if days < 1:
         raise DataError(f"a block has 1 day or more, found days={days}")
     count = counts["count"].transpose("time", "region", "channel", "rank")
-    day = count["time"].values.astype("datetime64[D]").astype(np.int64)
+    # the hours of a run are not independent, though they may be of two days
+    label = count["start" if "start" in count.coords else "time"]
+    day = label.values.astype("datetime64[D]").astype(np.int64)
     _, block = np.unique((day - day.min()) // days, return_inverse=True)
     total = np.zeros((block.max() + 1, *count.shape[1:]))
     np.add.at(total, block, count.values)

@@ -77,7 +77,8 @@ def rank_counts(
         rank, and with 4 members or more `sorted`, with dimensions
         `(region, channel, spread_bin, sum)`: the sums of `weight`, `expected` and `found` squared
         error of points by spread. Those of several runs can be joined: `count` along `time` with
-        :func:`xarray.concat`, `sorted` by adding.
+        :func:`xarray.concat`, `sorted` by adding. A coordinate `start` along `time`, which tells
+        the runs of an estimate apart, is kept.
     """
     regions = (regions,) if isinstance(regions, str) else tuple(regions)
     truth = open_store(truth)
@@ -120,7 +121,7 @@ def rank_counts(
         data["sorted"] = (("region", "channel", "spread_bin", "sum"), sums, about)
     units = [str(truth[name].attrs.get("units", "1")) for name, _ in channels]
     levels = [np.nan if p is None else float(p) for _, p in channels]
-    coords = {
+    coords: dict[str, Any] = {
         "region": list(regions),
         "time": estimate["time"].values,
         "channel": (
@@ -133,6 +134,8 @@ def rank_counts(
         "units": ("channel", units),
         "sum": ["weight", "expected", "found"],
     }
+    if "start" in estimate.coords and estimate["start"].dims == ("time",):
+        coords["start"] = estimate["start"]
     return xr.Dataset(data, coords, {"members": members, "seed": seed})
 
 

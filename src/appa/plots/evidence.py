@@ -132,10 +132,11 @@ def calibration(evidence: Evidence) -> Section:
     )
     section.add(
         paragraph(
-            "The test takes days as the sample, as neighbouring points and hours are not "
-            "independent. A bias above 0 is that of an ensemble too low, a dispersion above 1 of "
-            "one too sure of itself or biased; p is the probability of ranks as uneven by chance, "
-            f"below 0.05 taken for uneven, and left open ({NONE}) with fewer than {FEWEST} days."
+            "The test takes days, or runs of several dates, as the sample, as neighbouring points "
+            "and hours are not independent. A bias above 0 is that of an ensemble too low, a "
+            "dispersion above 1 of one too sure of itself or biased; p is the probability of ranks "
+            f"as uneven by chance, below 0.05 taken for uneven, and left open ({NONE}) with fewer "
+            f"than {FEWEST} of them."
         )
     )
     return section.add(*folded(lambda names: rank_table(found, region, names), found))

@@ -110,7 +110,7 @@ def short(evidence: Evidence) -> Section:
             f"Ranks of the truth are uneven (p < 0.05) in {int((p < 0.05).sum())} of {p.size} "
             "channels."
             if p.size
-            else f"There are too few days to test the ranks of the truth: it takes {FEWEST}."
+            else f"There are too few days or runs to test the truth's ranks: it takes {FEWEST}."
         )
     subject = f"The {named[RUN]}, {region}:"
     return Section("In short").add(paragraph(subject), points(found))
