@@ -29,11 +29,10 @@ def span(at: xr.Dataset, score: str) -> str:
 
 
 def change(found: xr.Dataset, channel: str, score: str = "crps") -> str:
-    r"""A difference in percent with its interval, bold where it is real."""
+    r"""A relative difference in percent with its interval, bold where the difference is real."""
     at = found.isel(region=0).sel(channel=channel)
-    base = float(at[f"{score}_a"])
-    words = [f"{score}_{key}" for key in ("difference", "low", "high")]
-    d, low, high = (number(100 * float(at[w]) / base, 1) for w in words)
+    words = [f"{score}_relative{end}" for end in ("", "_low", "_high")]
+    d, low, high = (number(100 * float(at[w]), 1) for w in words)
     told = f"{d} % ({low} to {high})" if low != "·" else f"{d} %"
     return f"**{told}**" if bool(at[f"{score}_real"]) else told
 

@@ -382,3 +382,23 @@ def test_a_difference_is_found_because_it_is_paired():
     assert few["crps_low"] > 0
     assert not few["crps_real"]
     assert np.isnan(compare(*runs(1, 1))["crps_low"]).all()
+
+
+def test_relative_differences_have_intervals_of_their_own():
+    r"""A run that is a tenth worse on every day is a tenth worse, whichever days are drawn; its
+    difference is not the same for all. Of errors of 0 there is no share."""
+    a = runs(10, 1)[0]
+    found = compare(a, a.assign(crps=1.1 * a["crps"])).isel(region=0, channel=0)
+    for end in ("", "_low", "_high"):
+        assert float(found[f"crps_relative{end}"]) == pytest.approx(0.1, rel=1e-9)
+    low, high = (float(found[f"crps_{end}"] / found["crps_a"]) for end in ("low", "high"))
+    assert low < 0.097 < 0.103 < high
+    # of roots, and of two runs that differ by chance, as b / a − 1 is of all hours
+    found = compare(*runs(10, 1)).isel(region=0, channel=0)
+    for name in ("skill", "crps"):
+        share = float(found[f"{name}_b"] / found[f"{name}_a"] - 1)
+        assert float(found[f"{name}_relative"]) == pytest.approx(share, rel=1e-9)
+        assert found[f"{name}_relative_low"] < share < found[f"{name}_relative_high"]
+    none = compare(a.assign(crps=0 * a["crps"]), a)
+    assert np.isnan(none[["crps_relative", "crps_relative_low"]].to_array()).all()
+    assert np.isfinite(none["crps_low"]).all()

@@ -17,6 +17,7 @@ from appa.data import climatology as climatologies
 from appa.data.netcdf import load, save
 from appa.errors import DataError, StoreError
 from appa.evaluation.anomalies import estimate
+from appa.evaluation.comparison import compare
 from appa.evaluation.covariances import KIND as COVARIANCE
 from appa.evaluation.ensembles import averages
 from appa.evaluation.interpolation import Settings
@@ -263,6 +264,22 @@ def test_what_is_scored_was_not_tuned_on(run, world, tmp_path):
     with pytest.raises(DataError, match="the covariance was estimated from"):
         run(tmp_path / "a", "--covariance", str(tmp_path / "covariance.nc"))
     assert not (tmp_path / "a").exists()
+
+
+def test_a_share_has_an_interval_of_its_own(tools):
+    r"""A fifth better of every date is a fifth, of easy dates and of hard ones."""
+    change, dims = tools("results_cells").change, ("region", "init_time", "lead_time", "channel")
+    crps = xr.DataArray(np.arange(1.0, 9).reshape(1, 8, 1, 1), dims=dims)
+    data = {name: crps for name in ("squared_error", "variance", "crps")}
+    data |= {name: xr.ones_like(crps) for name in ("weight", "share")}
+    coords = {"region": ["global"], "channel": ["t2m"], "lead_time": [6.0]}
+    coords["init_time"] = stretches(8, 1, "2004-01-03").ravel().astype("datetime64[ns]")
+    for name, value in (("variable", "2m_temperature"), ("level", np.nan), ("units", "K")):
+        coords[name] = ("channel", [value])
+    a = xr.Dataset(data, coords, {"members": 2})
+    found = compare(a, a.assign(crps=0.8 * a["crps"])).isel(lead_time=0)
+    assert found["crps_high"] - found["crps_low"] > 0.1 * found["crps_a"]
+    assert change(found, "t2m") == "**−20.0 % (−20.0 to −20.0)**"
 
 
 def test_dates(tools):

@@ -57,7 +57,9 @@ def compare(
     Returns:
         For skill, CRPS and ratio, with dimensions `(region, [lead_time,] channel)`: `<score>_a`,
         `<score>_b`, `<score>_difference` (b − a), `<score>_low` and `<score>_high`, the ends of its
-        interval, and `<score>_real`. The ends are NaN with fewer than two blocks.
+        interval, and `<score>_real`; `<score>_relative` (b / a − 1), NaN where a is 0, with
+        `<score>_relative_low` and `<score>_relative_high`, the ends of an interval of its own: what
+        is hard is in a, too. The ends are NaN with fewer than two blocks.
     """
     from scipy import stats
 
@@ -100,15 +102,16 @@ def compare(
         tail = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student))
     data: dict[str, Any] = {}
     for name in COMPARED:
-        data[f"{name}_a"], data[f"{name}_b"] = whole[0][name], whole[1][name]
-        data[f"{name}_difference"] = whole[1][name] - whole[0][name]
-        samples = (drawn[1][name] - drawn[0][name]).values
-        ends = np.full((2, *samples.shape[1:]), np.nan)
-        if n > 1:
-            ends = np.quantile(samples, [tail, 1 - tail], axis=0)
-        dims = drawn[0][name].dims[1:]
-        data[f"{name}_low"], data[f"{name}_high"] = (dims, ends[0]), (dims, ends[1])
-        real = (ends[0] > 0) | (ends[1] < 0)
+        values, samples = ([run[name] for run in runs] for runs in (whole, drawn))
+        data[f"{name}_a"], data[f"{name}_b"] = values
+        data[f"{name}_difference"] = values[1] - values[0]
+        data[f"{name}_relative"] = _relative(*values)
+        low, high = _ends((samples[1] - samples[0]).values, tail)
+        first, last = _ends(_relative(*samples).values, tail)
+        dims = samples[0].dims[1:]
+        data[f"{name}_low"], data[f"{name}_high"] = (dims, low), (dims, high)
+        data[f"{name}_relative_low"], data[f"{name}_relative_high"] = (dims, first), (dims, last)
+        real = (low > 0) | (high < 0)
         data[f"{name}_real"] = (dims, real & (filled >= FEWEST))
     about = {
         "blocks": n,
@@ -118,6 +121,17 @@ def compare(
         "confidence": confidence,
     }
     return xr.Dataset(data).assign_attrs(about, seed=seed)
+
+
+def _relative(a: xr.DataArray, b: xr.DataArray) -> xr.DataArray:
+    return b / a.where(a > 0) - 1
+
+
+def _ends(samples: np.ndarray, tail: float) -> np.ndarray:
+    r"""The quantiles :math:`\alpha'` and :math:`1 - \alpha'` of samples, or NaN without."""
+    if np.isnan(tail):
+        return np.full((2, *samples.shape[1:]), np.nan)
+    return np.quantile(samples, [tail, 1 - tail], axis=0)
 
 
 def _label(a: xr.Dataset, b: xr.Dataset, dim: str) -> np.ndarray:
