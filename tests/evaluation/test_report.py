@@ -2,6 +2,8 @@ r"""The evidence for a run, of worlds whose answers are known."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -279,6 +281,25 @@ def test_runs_of_consecutive_days_stay_apart(tmp_path):
     assert told in str(curves(late).items)
     assert "are of fewer" not in str(curves(found).items)
     assert "from 1 block of whole runs, by their first day" in str(differences(found).items)
+
+
+def test_how_many_differences_are_real_by_chance(truth):
+    r"""Two states drawn alike, eight days of four channels: a twentieth of four."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.plots.report import short
+
+    daily = truth[["temperature", "2m_temperature"]].assign_coords(
+        time=pd.date_range("2021-03-21", periods=HOURS, freq="D")
+    )
+    rng = np.random.default_rng(0)
+    one, two = (daily.map(lambda x: x + rng.normal(size=x.shape)) for _ in range(2))
+    options = {"regions": ["global"], "workers": 1}
+    found = gather(one, daily, baselines={"other": two}, **options)
+    told = "really so in [01], and really higher in [01]; about 0.2 would be either by chance alone"
+    assert len(re.findall(told, str(short(found).items))) == 2  # skill and CRPS
+    few = gather(one.isel(time=slice(5)), daily, baselines={"other": two}, **options)
+    assert "chance" not in str(short(few).items)
 
 
 def test_ranks_are_tested_by_run(tmp_path):

@@ -9,7 +9,7 @@ import xarray as xr
 
 from appa.data.grids import Grid
 from appa.errors import DataError
-from appa.evaluation.comparison import compare
+from appa.evaluation.comparison import by_chance, compare
 from appa.evaluation.ensembles import ensemble_statistics, normal_statistics
 from appa.evaluation.scores import evaluate, rmse, standardized_rmse
 
@@ -361,8 +361,13 @@ def test_intervals_hold_what_they_say():
     r"""The true difference is 0 in each of 400 pairs of ten days: 95 % of intervals hold it, to
     three deviations of a binomial share. Intervals of hours as if independent do not."""
     a, b = runs(10, 0, pairs=400)
-    share = float(compare(a, b, resamples=500)["crps_real"].mean())
+    found = compare(a, b, resamples=500)
+    share = float(found["crps_real"].mean())
     assert share == pytest.approx(0.05, abs=3 * np.sqrt(0.05 * 0.95 / 400))
+    assert by_chance(found, ["crps"]) == "20"
+    assert by_chance(found.isel(channel=slice(3))) == "0.3"  # of skill and CRPS
+    assert by_chance(compare(*(run.isel(time=slice(120)) for run in (a, b)), resamples=10)) == "0"
+    assert by_chance(compare(a, a, resamples=10)) == "0"
     time = pd.date_range("2021-01-01", periods=240, freq="D")  # every hour a block
     hours = [run.assign_coords(time=time) for run in (a, b)]
     assert float(compare(*hours, resamples=500)["crps_real"].mean()) > 0.3

@@ -240,7 +240,7 @@ def _differences(
     region: str, means: dict[str, xr.Dataset], channels: list[str], days: int, seed: int
 ) -> None:
     r"""Prints the scores of two runs, and which differences are real."""
-    from ..evaluation.comparison import FEWEST, compare
+    from ..evaluation.comparison import FEWEST, by_chance, compare
 
     found = compare(means["A"], means["B"], days=days, seed=seed).isel(region=0)
     found = found.squeeze("lead_time") if "lead_time" in found.dims else found
@@ -272,7 +272,10 @@ def _differences(
         typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real")
     else:
         real = sum(v != "·" for v in verdicts)
-        typer.echo(f"{told}: {real} of {len(verdicts)} differences are real")
+        typer.echo(
+            f"{told}: {real} of {len(verdicts)} differences are real; about "
+            f"{by_chance(found.sel(channel=known))} would be by chance alone"
+        )
 
 
 def _number(value: Any, scale: float, digits: int | None = None) -> str:

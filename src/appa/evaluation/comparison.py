@@ -15,11 +15,13 @@ with :math:`Q` the quantiles of the samples, widened for few blocks as Student's
 excludes 0; of differences that are not, 7.5 % are found so from 6 blocks, 6.7 % from 10 and 5.7 %
 from 20, where 5 % are meant to. With fewer than 6 blocks none is: the signs of 5 differences agree
 by chance in :math:`2 / 2^5`, more than one case in twenty. Weather remembers more than a day; where
-there are weeks, take longer blocks.
+there are weeks, take longer blocks. Of many differences some are real by chance: :func:`by_chance`
+says how many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from ..errors import DataError
 from .ensembles import STATISTICS
 from .scores import metrics, pool
 
-__all__ = ["FEWEST", "compare", "resampled"]
+__all__ = ["FEWEST", "by_chance", "compare", "resampled"]
 
 FEWEST = 6  # blocks
 COMPARED = ("skill", "crps", "ratio")
@@ -57,9 +59,10 @@ def compare(
     Returns:
         For skill, CRPS and ratio, with dimensions `(region, [lead_time,] channel)`: `<score>_a`,
         `<score>_b`, `<score>_difference` (b − a), `<score>_low` and `<score>_high`, the ends of its
-        interval, and `<score>_real`; `<score>_relative` (b / a − 1), NaN where a is 0, with
-        `<score>_relative_low` and `<score>_relative_high`, the ends of an interval of its own: what
-        is hard is in a, too. The ends are NaN with fewer than two blocks.
+        interval, `<score>_tested`, whether it could be real, and `<score>_real`;
+        `<score>_relative` (b / a − 1), NaN where a is 0, with `<score>_relative_low` and
+        `<score>_relative_high`, the ends of an interval of its own: what is hard is in a, too. The
+        ends are NaN with fewer than two blocks.
     """
     from scipy import stats
 
@@ -112,7 +115,9 @@ def compare(
         data[f"{name}_low"], data[f"{name}_high"] = (dims, low), (dims, high)
         data[f"{name}_relative_low"], data[f"{name}_relative_high"] = (dims, first), (dims, last)
         real = (low > 0) | (high < 0)
-        data[f"{name}_real"] = (dims, real & (filled >= FEWEST))
+        # of runs that are the same there is nothing to test
+        tested = ((low < high) | real) & (filled >= FEWEST)
+        data[f"{name}_tested"], data[f"{name}_real"] = (dims, tested), (dims, real & tested)
     about = {
         "blocks": n,
         "dates": len(np.unique(label)),
@@ -121,6 +126,18 @@ def compare(
         "confidence": confidence,
     }
     return xr.Dataset(data).assign_attrs(about, seed=seed)
+
+
+def by_chance(found: xr.Dataset, scores: Sequence[str] = ("skill", "crps")) -> str:
+    r"""About how many differences would be real if none was: :math:`\alpha` of those tested.
+
+    Arguments:
+        found: What :func:`compare` found, or a part of it.
+        scores: The scores that are told of.
+    """
+    tested = sum(int(found[f"{score}_tested"].sum()) for score in scores)
+    count = (1 - found.attrs["confidence"]) * tested
+    return f"{count:.0f}" if count >= 1 else f"{count:.1g}"
 
 
 def _relative(a: xr.DataArray, b: xr.DataArray) -> xr.DataArray:

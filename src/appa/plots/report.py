@@ -14,7 +14,7 @@ import xarray as xr
 
 from .. import __version__
 from ..data.variables import VARIABLES
-from ..evaluation.comparison import FEWEST
+from ..evaluation.comparison import FEWEST, by_chance
 from ..evaluation.forecasts import HOUR
 from ..evaluation.regions import REGIONS
 from ..evaluation.report import CLIMATE, RUN, Evidence
@@ -101,7 +101,8 @@ def short(evidence: Evidence) -> Section:
             text += f"{at.sizes['channel']} channels"
             if gap.attrs["blocks"] >= FEWEST:
                 text += f", really so in {int((lower & real).sum())}, and really higher in "
-                text += f"{int((~lower & real).sum())}"
+                text += f"{int((~lower & real).sum())}; about {by_chance(at, [score])} would be "
+                text += "either by chance alone"
             found.append(text + ".")
     if evidence.calibration is not None:
         p = evidence.calibration["p"].sel(region=region).values
