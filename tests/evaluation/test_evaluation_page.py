@@ -60,6 +60,23 @@ def test_commands(folder, monkeypatch):
     assert len(re.findall(r"^t2m .*", said[0], re.M)) == 2  # globe and tropics
 
 
+def test_what_long_commands_ask_for_exists():
+    r"""Those that draw for minutes are understood, and their dates are in the store they name."""
+    from typer.main import get_command
+
+    lines = re.findall(r"^    appa ((?:calibrate|budget) .*)", PAGE, re.M)
+    assert [line.split()[0] for line in lines] == ["calibrate", "budget"]
+    for line in lines:
+        name, *arguments = shlex.split(line)
+        command = get_command(application()).commands[name]  # type: ignore[attr-defined]
+        given = command.make_context(name, arguments).params
+        if "truth" not in given:
+            continue
+        runs = [given["every"] * k + np.arange(given["hours"]) for k in range(given["count"])]
+        hours = np.datetime64(given["start"], "h") + np.concatenate(runs)
+        assert np.isin(hours, open_store(given["truth"])["time"].values).all(), line
+
+
 def test_python(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
