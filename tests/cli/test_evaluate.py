@@ -129,6 +129,10 @@ def test_climatology(folder, tmp_path):
     *_, skill, crps = row(output, "t850")
     assert float(skill) == pytest.approx(5, rel=0.02)
     assert float(crps) == pytest.approx(5 / np.sqrt(np.pi), rel=0.02)
+    # and beside A, where B is compared with it
+    both = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr", "--climatology", str(path))
+    assert row(both, "t850") == row(output, "t850")
+    assert row(both.split("skill, A")[1], "t2m")[-1] == "B"
 
 
 def test_forecasts(folder, tmp_path):
@@ -166,6 +170,18 @@ def test_forecasts(folder, tmp_path):
         run(folder, pattern, "--truth", "truth.zarr", "--leads", "13")
     with pytest.raises(SystemExit):  # a pattern without quotes
         run(folder, *sorted(map(str, tmp_path.glob("a*.nc"))), "--truth", "truth.zarr")
+
+
+def test_two_of_a_kind(folder, tmp_path, monkeypatch):
+    r"""A forecast beside an analysis is refused either way, and before anything is scored."""
+    late = drawn(world(), 1, t2m=1.0).isel(time=slice(24)).assign_attrs(task="forecast")
+    late.to_netcdf(tmp_path / "forecast.nc")
+    monkeypatch.setattr("appa.evaluation.forecasts.averages", None)
+    pair = [str(tmp_path / "forecast.nc"), "a.nc"]
+    with pytest.raises(DataError, match="A is a forecast, and B does not say when it was issued"):
+        run(folder, *pair, "--truth", "truth.zarr")
+    with pytest.raises(DataError, match="B is a forecast, and A does not say when it was issued"):
+        run(folder, *pair[::-1], "--truth", "truth.zarr")
 
 
 def test_errors(folder, tmp_path):

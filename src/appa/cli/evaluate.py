@@ -96,6 +96,7 @@ def evaluate(
     if variables is not None:
         chosen["variables"] = words(variables)
     given = {name: open_runs(path) for name, path in zip("AB", runs, strict=False)}
+    _alike(given)
     given |= _beside(given["A"], truth, climatology, persistence)
     with told():
         means = {name: run_averages(part, truth, **chosen) for name, part in given.items()}
@@ -113,18 +114,33 @@ def evaluate(
         for region in chosen["regions"]:
             part = {name: m.sel(region=[region]) for name, m in at.items()}
             shown = _shown(part["A"])
+            alone = {name: m for name, m in part.items() if name != "B"}
+            if len(alone) > 1 or "B" not in means:
+                dims = ("init_time", "lead_time") if lead is not None else "time"
+                scores = {k: metrics(pool(m, dims)).isel(region=0) for k, m in alone.items()}
+                _table(region + title, scores, shown)
             if "B" in part:
                 _differences(region + title, part, shown, days, seed)
-            elif "B" not in means:
-                dims = ("init_time", "lead_time") if lead is not None else "time"
-                scores = {k: metrics(pool(m, dims)).isel(region=0) for k, m in part.items()}
-                _table(region + title, scores, shown)
     left = means["A"].sizes["channel"] - len(_shown(means["A"]))
     if left:
         where = f"{out} has all" if out is not None else "--variables shows them, --out has all"
         typer.echo(f"{left} other channels are scored too: {where}")
     if out is not None:
         typer.echo(f"{out} is written")
+
+
+def _alike(given: dict[str, list[xr.Dataset]]) -> None:
+    r"""Raises where one of two is a forecast and the other is not, before both are scored."""
+    from ..errors import DataError
+    from ..evaluation.forecasts import issued
+
+    kinds = {name: issued(runs[0]) is not None for name, runs in given.items()}
+    if len(set(kinds.values())) > 1:
+        one, other = sorted(kinds, key=lambda name: not kinds[name])
+        raise DataError(
+            f"{one} is a forecast, and {other} does not say when it was issued: forecasts are "
+            "compared with forecasts; give two of a kind"
+        )
 
 
 def _beside(
