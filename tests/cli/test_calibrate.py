@@ -51,6 +51,12 @@ def test_budget_names_what_there_is(run, tmp_path):
     words = ["--truth", str(store), "--out", str(tmp_path / "budget")]
     with pytest.raises(AppaError, match="did you mean 'decoder'"):
         run("budget", *words, "--only", "decodr")
+    with pytest.raises(AppaError, match="sees no 't2n' to withhold; did you mean 't2m'"):
+        run("budget", *words, "--count", "1", "--withhold", "t2n")
+    # which is a variable, but the truth has none to observe
+    with pytest.raises(AppaError, match="sees no 'msl' to withhold; known: 2m_temperature, "):
+        run("budget", *words, "--count", "1", "--withhold", "msl")
+    assert not (tmp_path / "budget").exists()
 
 
 def test_an_increment(tmp_path):

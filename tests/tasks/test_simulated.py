@@ -291,6 +291,26 @@ def test_a_budget_tells_what_costs(model, tmp_path):
         error_budget(model, store, network(), dates, chosen=["step"])
 
 
+def test_what_is_withheld_may_be_named_in_short(model, monkeypatch):
+    import xarray as xr
+
+    told = {}
+
+    def drawn(model, variation, base, network, truth, *rest):
+        told[variation.name] = dict(variation.change)
+        return xr.concat([truth, truth], "member"), truth
+
+    monkeypatch.setattr("appa.tasks.experiments._drawn", drawn)
+    store = model.reanalysis(None, START, HOURS, members=1, seed=9, steps=2).isel(member=0)
+    store = store.drop_vars(["latents", "member"])
+    given = {"hours": HOURS, "withheld": ["t2m", "2m_temperature"]}
+    error_budget(model, store, network(), [START], **given)
+    assert told["without 2m_temperature"] == {"without": ["2m_temperature"]}
+    assert sum(name.startswith("without") for name in told) == 1
+    with pytest.raises(DataError, match="sees no 't2n' to withhold; did you mean 't2m'"):
+        error_budget(model, store, network(), [START], hours=HOURS, withheld=["t2n"])
+
+
 def test_variations_that_are_none_are_left_out(model):
     same = settings(model)
     names = [v.name for v in variations(same, same)]

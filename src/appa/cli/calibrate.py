@@ -134,7 +134,7 @@ def budget(
     ] = None,
     withhold: Annotated[
         str | None,
-        typer.Option(help="Variables withheld one after the other, with commas."),
+        typer.Option(help="Variables withheld one after the other, e.g. t2m,msl."),
     ] = None,
     variables: Annotated[
         str, typer.Option(help="Variables, or channels such as z500, with commas.")

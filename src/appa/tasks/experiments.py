@@ -20,9 +20,11 @@ import torch
 from ..data import netcdf
 from ..data.clock import as_datetime64
 from ..data.stores import open_store
+from ..data.variables import VARIABLES
 from ..errors import DataError, StoreError, nearest
 from ..observations.collection import Observations
 from ..observations.networks import Network
+from ..observations.truth import available
 from ..progress import progress
 from .assimilation import reanalysis
 from .ensembles import model_digest
@@ -140,7 +142,8 @@ def error_budget(
         reference: What the converged reference has instead.
         chosen: Names of variations, by default all of :func:`variations`, those of windows where
             there are several; the reference is always among them.
-        withheld: Variables whose observations are withheld, one after the other.
+        withheld: Variables whose observations are withheld, one after the other, by their names or
+            short ones.
         variables: The variables scored.
         regions: Of `global`, `tropics`, …
         seed: The seed of observations and members.
@@ -158,7 +161,8 @@ def error_budget(
     settings = settings or Settings.of(model.config)
     base = settings.model_dump() | dict(CONVERGED if reference is None else reference)
     converged = Settings.of(model.config, **base)
-    every = variations(settings, converged, withheld)
+    store = open_store(truth)
+    every = variations(settings, converged, _observed(network, store, withheld))
     names = [v.name for v in every]
     for name in chosen or ():
         if name not in names:
@@ -171,7 +175,6 @@ def error_budget(
         raise DataError(
             f"dates must be at least {hours} hours apart, found {list(map(str, starts))}"
         )
-    store = open_store(truth)
     _scored(model, store, variables, regions)
     needed = np.add.outer(starts, np.arange(hours)).ravel()
     missing = ~np.isin(needed, as_datetime64(store["time"].values).astype("datetime64[h]"))
@@ -234,6 +237,19 @@ def error_budget(
         )
         for name, parts in found.items()
     }
+
+
+def _observed(network: Network, store: xr.Dataset, words: Sequence[str]) -> list[str]:
+    r"""The variables that words stand for, which the network sees of the store."""
+    seen = [*(network.variables if len(network.stations) else ())]
+    seen += [name for satellite in network.satellites for name in satellite.variables]
+    names = [name for name in dict.fromkeys(seen) if available(store, name)]
+    short = {VARIABLES[name].short: name for name in names if name in VARIABLES}
+    for word in words:
+        if word not in (*names, *short):
+            hint = nearest(word, [*names, *short])
+            raise DataError(f"the network sees no {word!r} to withhold{hint}")
+    return list(dict.fromkeys(short.get(word, word) for word in words))
 
 
 def _scored(
