@@ -51,11 +51,12 @@ def test_budget_names_what_there_is(run, tmp_path):
     words = ["--truth", str(store), "--out", str(tmp_path / "budget")]
     with pytest.raises(AppaError, match="did you mean 'decoder'"):
         run("budget", *words, "--only", "decodr")
+    words += ["--variables", "t2m", "--count", "1"]
     with pytest.raises(AppaError, match="sees no 't2n' to withhold; did you mean 't2m'"):
-        run("budget", *words, "--count", "1", "--withhold", "t2n")
+        run("budget", *words, "--withhold", "t2n")
     # which is a variable, but the truth has none to observe
     with pytest.raises(AppaError, match="sees no 'msl' to withhold; known: 2m_temperature, "):
-        run("budget", *words, "--count", "1", "--withhold", "msl")
+        run("budget", *words, "--withhold", "msl")
     assert not (tmp_path / "budget").exists()
 
 

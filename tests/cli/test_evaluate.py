@@ -129,6 +129,9 @@ def test_climatology(folder, tmp_path):
     *_, skill, crps = row(output, "t850")
     assert float(skill) == pytest.approx(5, rel=0.02)
     assert float(crps) == pytest.approx(5 / np.sqrt(np.pi), rel=0.02)
+    coarse = climatology.save(clim.isel(longitude=slice(None, None, 2)), tmp_path / "coarse.nc")
+    with pytest.raises(DataError, match=r"the climatology is on .*longitudes=8\), the truth"):
+        run(folder, "a.nc", "--truth", "truth.zarr", "--climatology", str(coarse))
     # and beside A, where B is compared with it
     both = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr", "--climatology", str(path))
     assert row(both, "t850") == row(output, "t850")

@@ -171,6 +171,14 @@ def test_observations(evidence):
     expected |= {"error_found": 0, "background_found": 1 - 72 / 2}
     for key, value in expected.items():
         assert row[key] == pytest.approx(value, abs=2e-3 * max(1, abs(value))), key
+    # a spread larger than the error lets less than nothing be expected of O−A: · on the page
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.plots.departures import observations
+
+    section = str(observations(evidence).items[1])
+    assert re.findall("<th[^>]*>([^<]*)", section).index("O−A², found") > 0
+    assert len(re.findall("<td[^>]*>−", section)) == 0
     # 1 K too high: the mean is 0.5 K below
     held = evidence.verification.iloc[0]
     assert held["bias"] == pytest.approx(-0.5, abs=1e-3)

@@ -282,8 +282,11 @@ def test_hours_levels_and_variables_both_have():
     with pytest.raises(DataError, match="did you mean 't850'"):
         evaluate(members, truth, variables=["t851"])
     later = truth.assign_coords(time=truth["time"] + np.timedelta64(99, "D"))
-    with pytest.raises(DataError, match="no hour in common"):
+    with pytest.raises(DataError, match=r"T00 to 2021-03-21T02, and the .* no hour in common"):
         evaluate(members, later)
+    half = members.assign_coords(time=members["time"] + np.timedelta64(30, "m"))
+    with pytest.raises(DataError, match="T00:30 to 2021-03-21T02:30, and the truth, 2021-03-21T00"):
+        evaluate(half, truth)
     normal = members.isel(member=0).assign(temperature_std=members["temperature"].std("member"))
     with pytest.raises(DataError, match="not in canonical order"):  # who knows what of it
         evaluate(normal.isel(latitude=slice(None, None, -1)), truth)

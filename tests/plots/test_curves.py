@@ -100,6 +100,29 @@ def test_scores_by_lead_time_have_bands():
         plot_scores({**scores, "analysis": hourly})
 
 
+def test_flat_curves_have_room_above():
+    r"""Scores that hardly change, from 0: no curve or marker is cut by the end of its axis."""
+    scores = evaluate(drawn(world(), 1.0), world())
+    pooled = evaluate(drawn(world(), 1.0), world(), by="all")
+    for name in ("skill", "crps", "ratio"):
+        scores[name], pooled[name] = (5.0 + 1e-4 * ds[name] for ds in (scores, pooled))
+    figures = {"y": plot_scores({"analysis": scores})}
+    figures |= {"x": plot_levels({"analysis": pooled}, name="ratio")}
+    for axis, figure in figures.items():
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            (line,) = [line for line in ax.lines if line.get_label() == "analysis"]
+            low, high = getattr(ax, f"get_{axis}lim")()
+            long = ax.bbox.height if axis == "y" else ax.bbox.width  # in pixels
+            room = (1 - np.max(getattr(line, f"get_{axis}data")()) / high) * long
+            assert low == 0
+            assert room * 72 / figure.dpi > line.get_markersize() / 2
+    # the ratio that is right is in sight where none is
+    pooled["ratio"] = 0.1 * pooled["ratio"]
+    for ax in plot_levels({"analysis": pooled}, name="ratio").axes:
+        assert ax.get_xlim()[1] > 1
+
+
 def test_levels():
     truth = world()
     std = xr.DataArray(["mean", "std"], dims="statistic").rename("statistic")

@@ -57,7 +57,7 @@ def climate(
         mean = xr.dot(x, clim[name].drop_vars("coefficient"), dim="coefficient")
         found[name] = mean.assign_attrs(clim[name].attrs)
         found[f"{name}_std"] = clim[f"{name}_std"]
-    return xr.Dataset(found)
+    return xr.Dataset(found, attrs={"called": "climatology"})
 
 
 def persistence(analysis: xr.Dataset, times: Any) -> xr.Dataset:

@@ -183,20 +183,22 @@ def averages(
 
 
 def matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
-    r"""Both at the hours that both have, on the same grid; the estimate with members."""
+    r"""Both at the hours that both have, on the same grid; the estimate with members. Errors call
+    it what its attribute `called` says."""
+    called = estimate.attrs.get("called", "estimate")
     for dim in SPACE:
         if dim not in estimate.coords:
-            raise DataError(f"the estimate has no {dim}; it has {', '.join(map(str, estimate))}")
+            raise DataError(f"the {called} has no {dim}; it has {', '.join(map(str, estimate))}")
     found = Grid.from_coordinates(estimate["latitude"].values, estimate["longitude"].values)
     grid = Grid.from_coordinates(truth["latitude"].values, truth["longitude"].values)
     if found != grid:
         raise DataError(
-            f"the estimate is on {found}, the truth on {grid}; regrid one of them, see Grid.regrid"
+            f"the {called} is on {found}, the truth on {grid}; regrid one of them, see Grid.regrid"
         )
     for dim in SPACE:  # coordinates may be rounded, but not in another order
         if np.abs(estimate[dim].values - truth[dim].values).max() > 0.01 * 360 / grid.longitudes:
             raise DataError(
-                f"{dim} of the estimate is not in canonical order, from north to south and from 0 "
+                f"{dim} of the {called} is not in canonical order, from north to south and from 0 "
                 "eastwards; open it with appa.open_store(estimate)"
             )
     for dim in ("member", "time"):
@@ -207,17 +209,15 @@ def matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dat
         raise DataError("the truth has hours twice; select one of its trajectories")
     places = there.get_indexer(wanted)
     if (places < 0).all():
-        spans = [
-            f"{index.min():%Y-%m-%dT%H} to {index.max():%Y-%m-%dT%H}" for index in (wanted, there)
-        ]
+        spans = [f"{_hour(index.min())} to {_hour(index.max())}" for index in (wanted, there)]
         raise DataError(
-            f"the estimate, {spans[0]}, and the truth, {spans[1]}, have no hour in common"
+            f"the {called}, {spans[0]}, and the truth, {spans[1]}, have no hour in common"
         )
     if (places < 0).any():
         told = wanted[places < 0]
         warnings.warn(
             f"{len(told)} of {len(wanted)} hours are not scored: the truth has no "
-            f"{told[0]:%Y-%m-%dT%H}" + (", …" if len(told) > 1 else ""),
+            f"{_hour(told[0])}" + (", …" if len(told) > 1 else ""),
             stacklevel=4,
         )
         estimate = estimate.isel(time=np.flatnonzero(places >= 0))
@@ -225,6 +225,11 @@ def matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dat
     if (np.diff(places) == 1).all():  # as a slice, which every store reads at its best
         return estimate, truth.isel(time=slice(int(places[0]), int(places[-1]) + 1))
     return estimate, truth.isel(time=places)
+
+
+def _hour(time: Any) -> str:
+    r"""An hour, with its minutes where it is none of the clock."""
+    return f"{time:%Y-%m-%dT%H:%M}" if time.minute else f"{time:%Y-%m-%dT%H}"
 
 
 def scored_channels(

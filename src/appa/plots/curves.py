@@ -28,6 +28,7 @@ SCORES = {"skill": "Skill", "crps": "CRPS", "spread": "Spread", "ratio": "Spread
 RATIOS = ("ratio",)
 MARKS = 8  # markers of a curve, about
 ROW = 6  # panels of heights in a row
+ROOM = 1.06  # of the largest value
 
 
 def plot_scores(
@@ -95,7 +96,7 @@ def plot_scores(
             finish(ax, below if last else "", f"{SCORES[name]}{unit}", words if i == 0 else "")
             if name in RATIOS:
                 ax.axhline(1, color=INK, lw=0.8, alpha=0.5)
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, _room(ax.dataLim.y1))
             if zero is not None and ax.dataLim.x0 < 0:
                 ax.axvline(0, color=MUTED, lw=0.8)
     low, high = axes[0, 0].get_xlim()
@@ -229,9 +230,14 @@ def _part(ds: xr.Dataset, variable: str) -> xr.Dataset:
 
 
 def _from_zero(ax: Axes, name: str) -> None:
-    ax.set_xlim(left=0)
     if name in RATIOS:
         ax.axvline(1, color=INK, lw=0.8, alpha=0.5)
+    ax.set_xlim(0, _room(ax.dataLim.x1))
+
+
+def _room(most: float) -> float | None:
+    r"""The end of an axis from 0, with room for markers: a margin of flat curves has none."""
+    return ROOM * most if np.isfinite(most) and most > 0 else None
 
 
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..data.variables import VARIABLES
 from ..evaluation.report import Evidence
-from .evidence import number
+from .evidence import NONE, number
 from .page import Section, paragraph, table
 
 __all__ = ["observations"]
@@ -35,7 +35,9 @@ def observations(evidence: Evidence) -> Section:
                 "mean squares with what the spread leads one to expect beside them. O−B is of an "
                 "ensemble that has not seen them, O−A of one that has. With both, Desroziers' "
                 "checks estimate the variances of errors, background and analysis: expected over "
-                "found is 1 where errors are as large as they say, below 1 where they are larger."
+                "found is 1 where errors are as large as they say, below 1 where they are larger. "
+                f"What comes out below 0, which no variance is, is left open ({NONE}): of few "
+                "observations, or where a spread is larger than the errors."
             )
         )
         known = {key: words for key, words in CHECKS.items() if f"{key}_found" in seen}
@@ -48,7 +50,8 @@ def observations(evidence: Evidence) -> Section:
             row = [*place(at), f"{int(at['count']):,}"]
             row += [number(at[f"{k}_mean"], sign=True) for k in known if f"{k}_mean" in seen]
             for key in known:
-                row += [number(at[f"{key}_{end}"]) for end in ("found", "expected", "ratio")]
+                squares = (at[f"{key}_{end}"] for end in ("found", "expected", "ratio"))
+                row += [number(x if x >= 0 else float("nan")) for x in squares]
             rows.append(row)
         section.add(table(heads, rows, "Innovations, in units of errors", text=2))
     if held is None:
