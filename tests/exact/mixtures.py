@@ -136,6 +136,7 @@ class Speed:
         seed: int = 0,
         first: int | None = None,
         batch: int | None = None,
+        sampler: Sampler | None = None,
     ) -> np.ndarray:
         r"""Draws of u with the noise of a seed, by members whose numbers, and with them signs, are
         that seed's own, or begin at the first."""
@@ -146,7 +147,9 @@ class Speed:
 
         denoiser = GaussianDenoiser(ar1(self.cov), 1)
         likelihood = NonlinearLikelihood(seen, np.array([self.y]), self.error)
-        noise = np.random.default_rng(seed).standard_normal((count, self.latents))
+        corrected = sampler is not None and sampler.name == "predictor-corrector"
+        more = 1 + (sampler.steps * sampler.corrections if corrected and sampler else 0)
+        noise = np.random.default_rng(seed).standard_normal((count, more * self.latents))
         first = seed * count if first is None else first
-        z = draw(denoiser, [likelihood], noise, 1, 1, None, guidance, first, batch)
+        z = draw(denoiser, [likelihood], noise, 1, 1, sampler, guidance, first, batch)
         return self.wind(z, self.rows)[0]
