@@ -10,6 +10,7 @@ from scipy.special import eval_legendre
 
 from appa.data.grids import Grid
 from appa.errors import DataError
+from appa.observations.ahead import ahead
 from appa.observations.errors import WindowCovariance
 from appa.observations.harmonics import Correlated, Harmonics
 from appa.observations.mixing import slopes_of
@@ -539,3 +540,23 @@ def test_spread_and_skill_with_each_stage_on_and_off():
     before, after = (np.sqrt(np.diag(e)[toy.seen].mean()) for e in (off, error))
     assert before > 0.03
     assert after < 0.0101
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_ahead_are_in_order_and_few(threads):
+    r"""Threads make what is taken next, no more than is asked for, and errors come through."""
+    begun: list[int] = []
+
+    def square(k: int) -> int:
+        begun.append(k)
+        if k == 7:
+            raise DataError("seven")
+        return k * k
+
+    found = ahead(square, list(range(10)), 4, threads)
+    assert [next(found) for _ in range(3)] == [0, 1, 4]
+    assert len(begun) <= 3 + 4
+    assert [next(found) for _ in range(4)] == [9, 16, 25, 36]
+    with pytest.raises(DataError, match="seven"):
+        next(found)
+    assert list(ahead(square, [], 4, threads)) == []
