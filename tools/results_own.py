@@ -15,7 +15,8 @@ TOLD = (6, 24, 48, 72)  # lead times
 STAGES = {
     "v-without-residual": "the first alone",
     "v-representation-diagonal": "both, without memory in the first",
-    "v-representation-none": "neither, the paper's",
+    "v-without-the-first-stage": "the second alone",
+    "v-neither-stage": "neither, the paper's",
 }
 
 

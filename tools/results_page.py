@@ -160,10 +160,9 @@ def spread(results: Results) -> str:
     r"""Spread over skill of analyses and forecasts."""
     columns: dict[str, xr.Dataset] = {}
     for words, last in (("reanalysis", False), ("filter", True)):
-        by = results.by_window(last).sel(lead_time=results.first)
-        columns[f"{words}, {results.first} h"] = by
+        columns[f"{words}, {results.first} h"] = results.of_window(results.first, last)
     if f"interpolation-{results.first}" in results.parts:
-        by = results.by_window(False, "interpolation").sel(lead_time=results.first)
+        by = results.of_window(results.first, False, "interpolation")
         columns[f"interpolation, {results.first} h"] = by
     for name in ("forecast", "full-state"):
         if SYSTEMS[name] in results.parts:
@@ -174,6 +173,10 @@ def spread(results: Results) -> str:
         [c, *(span(ds.isel(region=0).sel(channel=c), "ratio") for ds in columns.values())]
         for c in results.shown
     ]
+    rows.append(["dates", *(str(ds.attrs["dates"]) for ds in columns.values())])
+    rows.append([f"skill, {(c := results.shown[0])}", *(
+        span(ds.isel(region=0).sel(channel=c), "skill") for ds in columns.values()
+    )])  # fmt: skip
     return table(["spread / skill", *columns], rows)
 
 

@@ -100,17 +100,22 @@ class Results:
     @cache  # noqa: B019
     def by_window(self, last: bool, kind: str = "reanalysis") -> xr.Dataset:
         r"""Scores by the window's length, as `lead_time`: of the last hour, or of all."""
-        lengths = []
-        for hours in self.windows:
-            if f"{kind}-{hours}" not in self.parts:
-                continue
-            dates = []
-            for now, ds in self.of(f"{kind}-{hours}").items():
-                part = pool(ds.isel(time=[-1]) if last else ds)
-                dates.append(part.expand_dims(init_time=[now], lead_time=[float(hours)]))
-            lengths.append(concat(dates, "init_time"))
-        joined = concat(lengths, "lead_time", join="inner")
+        known = [h for h in self.windows if f"{kind}-{h}" in self.parts]
+        joined = concat([self._window(h, last, kind) for h in known], "lead_time", join="inner")
         return over_dates(joined.transpose("region", "init_time", "lead_time", "channel"))
+
+    def of_window(self, hours: int, last: bool, kind: str = "reanalysis") -> xr.Dataset:
+        r"""Scores of one length over all dates that it has."""
+        found = self._window(hours, last, kind)
+        found = over_dates(found.transpose("region", "init_time", "lead_time", "channel"))
+        return found.isel(lead_time=0)
+
+    def _window(self, hours: int, last: bool, kind: str) -> xr.Dataset:
+        dates = []
+        for now, ds in self.of(f"{kind}-{hours}").items():
+            part = pool(ds.isel(time=[-1]) if last else ds)
+            dates.append(part.expand_dims(init_time=[now], lead_time=[float(hours)]))
+        return concat(dates, "init_time")
 
     @cache  # noqa: B019
     def leads_of(self, product: str) -> xr.Dataset:

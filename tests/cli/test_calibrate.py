@@ -81,6 +81,13 @@ def test_an_increment(tmp_path):
     assert re.search(r"by its members +changes it by .*; alike everywhere by -?[01]\.\d\d", told)
     with xr.open_dataset(out) as found:
         assert {"departure", "error", "value", "spread"} <= found.attrs.keys()
+    # what is known besides is told, with what is left out of it
+    seen = tmp_path / "seen.csv"
+    lines = ["2001-01-01T03,50,10,t2m,280,1", "2001-01-01T03,95,10,t2m,280,1"]
+    seen.write_text("time,latitude,longitude,variable,value,error\n" + ",\n".join([*lines, ""]))
+    told = invoke(name, "--at", "10,20", "--device", "cpu", "--known", str(seen))
+    assert "1 observations in 1 of 2 hours" in told
+    assert "impossible" in told or "latitude" in told
     with pytest.raises(AppaError, match="latitude of 95"):
         invoke(name, "--at", "95,20")
     with pytest.raises(AppaError, match="give latitude and longitude"):

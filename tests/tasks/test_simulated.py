@@ -13,6 +13,7 @@ from appa.errors import AppaError, DataError
 from appa.evaluation.budget import error_budget_table
 from appa.evaluation.simulation import summarize
 from appa.observations.networks import Network
+from appa.tasks import increments
 from appa.tasks.experiments import error_budget, variations
 from appa.tasks.increments import single_observation
 from appa.tasks.model import Model
@@ -192,7 +193,7 @@ def test_the_increment_of_one_observation_is_the_covariances():
     np.testing.assert_allclose(expected, got[:, row, column], rtol=0.4)
 
 
-def test_an_increment_of_the_day_is_that_of_what_is_left():
+def test_an_increment_of_the_day_is_that_of_what_is_left(monkeypatch):
     r"""With another observation known to both, the covariance is what that one leaves of it; what
     stands beside has its members' own."""
     model = world(mixed=0.5)
@@ -238,6 +239,22 @@ def test_an_increment_of_the_day_is_that_of_what_is_left():
         found["2m_temperature_expected"].isel(time=hour),
         atol=1e-3 * unit,
     )
+    # at the very place that is known already, it still counts: twice what one tells, but for R
+    options["members"] = 16
+    again = single_observation(
+        model, "2m_temperature", place["latitude"], other["longitude"], START, hour=hour,
+        departure=20.0, error=error, observations=known, **options
+    )  # fmt: skip
+    there = again["2m_temperature"].values[hour, row, column + 1]
+    assert there == pytest.approx(20 * left[before, before] / (left[before, before] + 100), rel=0.3)
+    # what cannot be is found before anything is drawn
+    with monkeypatch.context() as patch:
+        patch.setattr(increments, "reanalysis", None)
+        for wrong in ({"error": 0.0}, {"departure": np.nan}):
+            with pytest.raises(DataError, match="give a number"):
+                single_observation(model, "2m_temperature", 10, 10, START, **wrong)
+        with pytest.raises(DataError, match="latitude"):
+            single_observation(model, "2m_temperature", 95, 10, START)
     # the mean of all levels is no value that z500 can have: it is that of its own
     aloft = single_observation(model, "geopotential", 10, 10, START, level=500, **options)
     assert aloft.attrs["value"] == pytest.approx(worlds.MEAN[2], abs=5 * worlds.STD[2])

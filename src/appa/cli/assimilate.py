@@ -76,7 +76,7 @@ def reanalysis(
     _ready(out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used, already = _read(observations, start, hours, rules, loaded)
+    used, already = tell_read(observations, start, hours, rules, loaded)
     with told(already):
         ds = run(
             loaded,
@@ -129,7 +129,7 @@ def filtering(
         _ready(window_out)
     loaded = load(model, device)
     chosen = settings_of(loaded, settings)
-    used, already = _read(observations, start, hours, rules, loaded)
+    used, already = tell_read(observations, start, hours, rules, loaded)
     run, place = (filtering, out) if window_out is None else (reanalysis, window_out)
     if window_out is not None and whole:
         ds = open_analysis(window_out)
@@ -273,7 +273,7 @@ def read_period(
     return found, lost
 
 
-def _read(
+def tell_read(
     sources: list[str], start: str, hours: int, rules: dict[str, Any], model: Model
 ) -> tuple[Observations, list[str]]:
     r"""Reads the observations of a period, and tells which are used and which are not."""

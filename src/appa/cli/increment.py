@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .assimilate import BatchOption, DeviceOption, ModelArgument, SeedOption
-from .options import drawing, load, settings_of, takes, told, writable
+from .assimilate import BatchOption, DeviceOption, ModelArgument, SeedOption, tell_read
+from .options import drawing, load, reading, settings_of, takes, told, writable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command()(increment)
 
 
-@takes(settings=drawing)
+@takes(settings=drawing, rules=reading)
 def increment(
     model: ModelArgument,
     channel: Annotated[str, typer.Argument(help="What is observed, e.g. t2m or z500.")],
@@ -33,6 +33,7 @@ def increment(
     ],
     out: Annotated[Path, typer.Option(help="The .nc to write.", show_default=False)],
     settings: Any,
+    rules: Any,
     hour: Annotated[int, typer.Option(min=0, help="When, hours after the first.")] = 0,
     hours: Annotated[
         int | None, typer.Option(min=1, help="How many hours are drawn; by default a window.")
@@ -44,8 +45,9 @@ def increment(
             "members."
         ),
     ] = None,
-    error: Annotated[
-        float | None, typer.Option(help="Its error, in the same unit; by default the same.")
+    deviation: Annotated[
+        float | None,
+        typer.Option(help="Its error, one standard deviation, by default the same."),
     ] = None,
     known: Annotated[
         list[str] | None,
@@ -76,7 +78,10 @@ def increment(
     writable(out)
     loaded = load(model, device)
     variable, level = _channel(loaded, channel)
-    with told():
+    used, already = None, []
+    if known:
+        used, already = tell_read(known, start, hours or loaded.config.window, rules, loaded)
+    with told(already):
         found = single_observation(
             loaded,
             variable,
@@ -86,8 +91,8 @@ def increment(
             hour=hour,
             level=level,
             departure=departure,
-            error=error,
-            observations=known or None,
+            error=deviation,
+            observations=used,
             beside=beside,
             hours=hours,
             members=members,
@@ -130,7 +135,7 @@ def _told(
             weight = np.cos(np.radians(x["latitude"])) * x.notnull()
             both = float((weight * x * change).sum())
             size = float(np.sqrt((weight * x**2).sum() * (weight * change**2).sum()))
-            line += f"; alike everywhere by {both / size:.2f}"
+            line += f"; alike everywhere by {both / size:.2f}" if size else ""
         change = x if change is None else change
         lines.append(line)
     return lines
@@ -152,6 +157,7 @@ def _channel(model: Any, name: str) -> tuple[str, int | None]:
     from ..errors import DataError, nearest
 
     known = {channel.name: channel for channel in model.config.channels}
+    known |= {c.variable: c for c in model.config.channels if c.level is None}
     if name not in known:
         raise DataError(f"the model has no channel {name!r}{nearest(name, list(known))}")
     return known[name].variable, known[name].level

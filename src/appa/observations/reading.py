@@ -228,5 +228,6 @@ def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
         keep_default_na=False,
         na_values={name: missing for name in names if name not in text},
         low_memory=False,
+        index_col=False,  # rows that end in a comma have no index
         **options,
     )

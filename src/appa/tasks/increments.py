@@ -23,10 +23,10 @@ import torch
 
 from ..data.clock import as_datetime64
 from ..errors import DataError
-from ..observations.operators import StateSpace, compile_observations
+from ..observations.collection import Observations
+from ..observations.operators import HourOperator, StateSpace, compile_observations
 from ..observations.reading import read_observations
 from .assimilation import reanalysis
-from .experiments import CONVERGED
 from .model import Model
 from .settings import Settings
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["single_observation"]
 
 HOUR = np.timedelta64(3600, "s")
+PRIORS = ("fit", "observations")  # attributes that are of the prior alone
 
 
 def single_observation(
@@ -74,7 +75,7 @@ def single_observation(
         hours: The hours of the period, by default a window.
         members: The members whose means are told.
         seed: The seed.
-        settings: How they are drawn, by default converged.
+        settings: How they are drawn, by default as the model says.
         batch, options: As of :func:`appa.tasks.assimilation.reanalysis`.
 
     Returns:
@@ -98,7 +99,10 @@ def single_observation(
     hours = model.config.window if hours is None else hours
     if not 0 <= hour < hours:
         raise DataError(f"found hour {hour}, expected from 0 to {hours - 1}")
-    settings = settings or Settings.of(model.config, **CONVERGED)
+    for name, told in (("departure", departure), ("error", error)):
+        if told is not None and not (np.isfinite(told) and (name == "departure" or told > 0)):
+            raise DataError(f"found {name} {told}; give a number{' above 0' * (name == 'error')}")
+    settings = settings or Settings.of(model.config)
     first = as_datetime64(start)
     common = {"members": members, "seed": seed, "settings": settings, "batch": batch}
     common |= {"negatives": "keep", "latents": False, **options}
@@ -106,8 +110,6 @@ def single_observation(
     if observations is not None:
         known = read_observations(observations, levels=model.config.data.levels)
         known = known.between(first, hours)
-    other = None if beside is None else _of_hour(beside, first + hour * HOUR)
-    prior = reanalysis(model, known, start, hours, **common)
     row = {
         "time": first + hour * HOUR,
         "latitude": latitude,
@@ -115,7 +117,12 @@ def single_observation(
         "variable": variable,
         "level": np.nan if level is None else level,
     }
-
+    other = h = None
+    if beside is not None:
+        other = _of_hour(beside, first + hour * HOUR)
+        h = _equivalents(model, other, row)
+    _operator(model, row, _plausible(model, row))  # what cannot be is found before all is drawn
+    prior = reanalysis(model, known, start, hours, **common)
     equivalents = _equivalents(model, prior.isel(time=hour), row)
     spread = float(equivalents.std(ddof=1))
     departure = spread if departure is None else float(departure)
@@ -123,22 +130,26 @@ def single_observation(
     value = float(equivalents.mean()) + departure
     one = pd.DataFrame([row | {"value": value, "error": error}])
     seen = read_observations(one, levels=model.config.data.levels)
-    both = seen if known is None else known + seen
-    posterior = reanalysis(model, both, start, hours, **common)
+    if known is not None:  # beside one of the same place, which would be a duplicate elsewhere
+        points = pd.concat([known.points, seen.points], ignore_index=True)
+        seen = Observations(points, known.gridded, known.excluded, known.notes)
+    posterior = reanalysis(model, seen, start, hours, **common)
     names = [str(name) for name in prior.data_vars if "member" in prior[name].dims]
     change = (posterior[names].astype(np.float64) - prior[names]).mean("member")
     expected = ensemble_increment(prior[names], equivalents, departure, error)
     parts = [change, expected.rename({n: f"{n}_expected" for n in names})]
     about = {"variable": variable, "latitude": latitude, "longitude": longitude, "hour": hour}
     about |= {"departure": departure, "error": error, "value": value, "spread": spread}
-    if other is not None:
+    if other is not None and h is not None:
         same = [n for n in names if n in other]
-        h = _equivalents(model, other, row)
         increment = ensemble_increment(other[same], h, departure, error)
         parts.append(increment.rename({n: f"{n}_beside" for n in same}))
         about["spread_beside"] = float(h.std(ddof=1))
+    about |= {"title": "what one observation changes", "task": "increment"}
+    about |= {"observations_digest": seen.digest()} | ({} if level is None else {"level": level})
     merged = xr.merge(parts)
-    return merged.assign_attrs(about | ({} if level is None else {"level": level}))
+    merged.attrs = {k: v for k, v in prior.attrs.items() if k not in PRIORS} | about
+    return merged
 
 
 def _of_hour(beside: Any, when: Any) -> xr.Dataset:
@@ -160,16 +171,30 @@ def _of_hour(beside: Any, when: Any) -> xr.Dataset:
 
 def _equivalents(model: Model, ds: xr.Dataset, row: Mapping[str, Any]) -> np.ndarray:
     r"""What members would be observed as, with shape :math:`(M)`."""
+    assert model.standardizer is not None
+    value = _plausible(model, row)
+    operator = _operator(model, row, value)
+    x = model.standardizer.to_tensor(ds)
+    with torch.no_grad():
+        return value - operator.departure(x).double().numpy()[:, 0]
+
+
+def _plausible(model: Model, row: Mapping[str, Any]) -> float:
+    r"""A value that an observation can have: the mean of its channel, or of the nearest level's."""
+    assert model.standardizer is not None
+    found = [
+        (abs((channel.level or 0) - np.nan_to_num(row["level"])), k)
+        for k, channel in enumerate(model.standardizer.channels)
+        if channel.variable == row["variable"]
+    ]
+    return float(model.standardizer.mean[min(found)[1]]) if found else 0.0
+
+
+def _operator(model: Model, row: Mapping[str, Any], value: float) -> HourOperator:
+    r"""What compares states with an observation of unit error."""
     import pandas as pd
 
-    assert model.standardizer is not None
-    mean = 0.0
-    if row["variable"] in ds:  # a value that can be, of its level
-        field = ds[row["variable"]]
-        if "level" in field.dims:
-            field = field.sel(level=row["level"], method="nearest")
-        mean = float(field.mean())
-    table = pd.DataFrame([{**row, "value": mean, "error": 1.0}])
+    table = pd.DataFrame([{**row, "value": value, "error": 1.0}])
     seen = read_observations(table, levels=model.config.data.levels)
     operators = compile_observations(seen, StateSpace.of(model), [row["time"]])
     operator = operators[0]
@@ -178,6 +203,4 @@ def _equivalents(model: Model, ds: xr.Dataset, row: Mapping[str, Any]) -> np.nda
             "the observation cannot be compared with the model's states:\n"
             f"{operators.excluded.to_string(index=False)}"
         )
-    x = model.standardizer.to_tensor(ds)
-    with torch.no_grad():
-        return mean - operator.departure(x).double().numpy()[:, 0]
+    return operator
