@@ -522,3 +522,21 @@ def test_what_observe_makes_reads_back():
     out = read_observations([table, swath], strict=True)
     dense = sum(int(swath[n].notnull().sum()) for n in swath if f"{n}_error" in swath)
     assert len(out) == len(table) + dense
+
+
+def test_rows_of_too_many_fields_are_left_out_and_told(tmp_path):
+    r"""A comma in a remark costs its row; a comma at the end of each costs nothing."""
+    path = tmp_path / "remarks.csv"
+    head = "time,latitude,longitude,variable,value,error,remark\n"
+    good = "2001-01-01T03,50,10,t2m,280,1,{}\n"
+    path.write_text(head + good.format("dry") + good.format("fog, rain").replace("50", "51")
+                    + good.format("").replace("50", "52"))  # fmt: skip
+    found = read_observations(path)
+    assert found.points["latitude"].tolist() == [50, 52]
+    told = found.excluded.set_index("reason")
+    assert told.loc["wrong number of fields", "count"] == 1
+    assert "fog, rain" in told.loc["wrong number of fields", "example"]
+    with pytest.raises(DataError, match="wrong number of fields"):
+        read_observations(path, strict=True)
+    path.write_text(head + good.format("").replace("\n", ",\n"))
+    assert read_observations(path).points["latitude"].tolist() == [50]

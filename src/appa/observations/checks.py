@@ -54,6 +54,7 @@ __all__ = [
     "table",
 ]
 
+FIELDS = "wrong number of fields"
 NUMBER = "not a number"
 DATE = "no date"
 COORDINATES = "impossible coordinates"
@@ -69,6 +70,7 @@ THINNED = "thinned"
 BACKGROUND = "too far from the background"
 
 REASONS: tuple[str, ...] = (
+    FIELDS,
     NUMBER,
     DATE,
     COORDINATES,

@@ -171,8 +171,15 @@ def _read_path(path: Path, rules: Rules) -> Observations:
     if name.endswith((".parquet", ".pq")):
         return read_table(_load(pd.read_parquet, path), lambda k: f"{file} row {k}", file, rules)
     if name.endswith(TABLES):
-        frame = _load(_read_csv, path, rules)
-        return read_table(frame, lambda k: f"{file} line {k + 2}", file, rules)
+        frame, longer = _load(_read_csv, path, rules)
+        if not longer:
+            return read_table(frame, lambda k: f"{file} line {k + 2}", file, rules)
+        # lines are not known beside those that are left out
+        found = read_table(frame, lambda k: f"{file} row {k + 1} of the others", file, rules)
+        example = f"{file}: {','.join(longer[0])}"
+        gone = checks.table({checks.FIELDS: (len(longer), example)})
+        excluded = checks.join([gone, found.excluded])
+        return Observations(found.points, found.gridded, excluded, found.notes)
     if name.endswith(NETCDF) or path.is_dir():
         options: dict[str, Any] = {"chunks": {}, "decode_timedelta": False}
         if path.is_dir():
@@ -212,8 +219,11 @@ def _read_dataset(ds: xr.Dataset, name: str, rules: Rules) -> Observations:
     return read_table(frame, lambda k: f"row {k}", name, rules)
 
 
-def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
-    r"""Text stays text, so that stations keep their zeros; the rest is numbers where it can be."""
+def _read_csv(path: Path, rules: Rules) -> tuple[pd.DataFrame, list[list[str]]]:
+    r"""A table, and the lines that have more fields than it has columns, which it is without.
+
+    Text stays text, so that stations keep their zeros; the rest is numbers where it can be.
+    """
     options: dict[str, Any] = {"encoding": "utf-8-sig", "encoding_errors": "replace"}
     with fsspec.open(str(path), "rt", compression="infer", encoding="utf-8", errors="replace") as f:
         head = f.readline()  # type: ignore[union-attr]
@@ -222,12 +232,18 @@ def _read_csv(path: Path, rules: Rules) -> pd.DataFrame:
     roles = roles_of(names, rules)
     text = [old for old, (role, _) in roles.items() if role in TEXT or says_hours(role)]
     missing = ["", "nan", "NaN", "NA", "null", "NULL", "None"]
-    return pd.read_csv(
-        path,
-        dtype=dict.fromkeys(text, "str"),
-        keep_default_na=False,
-        na_values={name: missing for name in names if name not in text},
-        low_memory=False,
-        index_col=False,  # rows that end in a comma have no index
-        **options,
-    )
+    options |= {
+        "dtype": dict.fromkeys(text, "str"),
+        "keep_default_na": False,
+        "na_values": {name: missing for name in names if name not in text},
+        "index_col": False,  # rows that end in a comma have no index
+    }
+    try:
+        return pd.read_csv(path, low_memory=False, **options), []
+    except pd.errors.ParserError as error:
+        if "fields" not in str(error):
+            raise
+    longer: list[list[str]] = []
+    # a comma in a remark is one row's fault: append gives None, and the line is left out
+    options |= {"engine": "python", "on_bad_lines": longer.append}
+    return pd.read_csv(path, **options), longer
