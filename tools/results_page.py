@@ -169,14 +169,13 @@ def spread(results: Results) -> str:
             by = results.by_lead(SYSTEMS[name])
             for lead in [h for h in TOLD if h in by["lead_time"].values]:
                 columns[f"{name}, +{lead} h"] = by.sel(lead_time=lead)
-    rows = [
-        [c, *(span(ds.isel(region=0).sel(channel=c), "ratio") for ds in columns.values())]
-        for c in results.shown
-    ]
+
+    def row(channel: str, score: str) -> list[str]:
+        return [span(ds.isel(region=0).sel(channel=channel), score) for ds in columns.values()]
+
+    rows = [[channel, *row(channel, "ratio")] for channel in results.shown]
+    rows.append([f"skill, {results.shown[0]}", *row(results.shown[0], "skill")])
     rows.append(["dates", *(str(ds.attrs["dates"]) for ds in columns.values())])
-    rows.append([f"skill, {(c := results.shown[0])}", *(
-        span(ds.isel(region=0).sel(channel=c), "skill") for ds in columns.values()
-    )])  # fmt: skip
     return table(["spread / skill", *columns], rows)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 
 from appa.errors import AppaError, DataError
 from appa.evaluation.budget import error_budget_table
@@ -155,21 +156,19 @@ def covariance(model: Model) -> tuple[np.ndarray, np.ndarray]:
     return time, SPREAD**2 * mix @ mix.T
 
 
+def probed(model: Model, row: int, column: int, hour: int, error: float, **more) -> xr.Dataset:
+    r"""What an observation of t2m at a point changes that is 20 K from the mean."""
+    place = worlds.GRID.latitude[row], worlds.GRID.longitude[column]
+    more = {"members": 64, "settings": settings(model, steps=36)} | more
+    return single_observation(
+        model, "2m_temperature", *place, START, hour=hour, departure=20.0, error=error, **more
+    )
+
+
 def test_the_increment_of_one_observation_is_the_covariances():
     model = world(mixed=0.5)
     row, column, hour, error = 3, 5, 1, 10.0
-    found = single_observation(
-        model,
-        "2m_temperature",
-        worlds.GRID.latitude[row],
-        worlds.GRID.longitude[column],
-        START,
-        hour=hour,
-        departure=20.0,
-        error=error,
-        members=64,
-        settings=settings(model, steps=36),
-    )
+    found = probed(model, row, column, hour, error)
     time, space = covariance(model)
     unit, place = worlds.STD[0], row * 16 + column
     variance = space[place, place] * unit**2
@@ -206,19 +205,7 @@ def test_an_increment_of_the_day_is_that_of_what_is_left(monkeypatch):
     known = pd.DataFrame([place | other | {"value": mean[row, column + 1], "error": 5.0}])
     options = {"members": 64, "settings": settings(model, steps=36)}
     prior = model.reanalysis(known, START, WINDOW, negatives="keep", **options)
-    found = single_observation(
-        model,
-        "2m_temperature",
-        worlds.GRID.latitude[row],
-        worlds.GRID.longitude[column],
-        START,
-        hour=hour,
-        departure=20.0,
-        error=error,
-        observations=known,
-        beside=prior,
-        **options,
-    )
+    found = probed(model, row, column, hour, error, observations=known, beside=prior)
     time, space = covariance(model)
     unit, here, there = worlds.STD[0], row * 16 + column, row * 16 + column + 1
     whole = np.kron(time, space) * unit**2
@@ -240,11 +227,7 @@ def test_an_increment_of_the_day_is_that_of_what_is_left(monkeypatch):
         atol=1e-3 * unit,
     )
     # at the very place that is known already, it still counts: twice what one tells, but for R
-    options["members"] = 16
-    again = single_observation(
-        model, "2m_temperature", place["latitude"], other["longitude"], START, hour=hour,
-        departure=20.0, error=error, observations=known, **options
-    )  # fmt: skip
+    again = probed(model, row, column + 1, hour, error, observations=known, members=16)
     there = again["2m_temperature"].values[hour, row, column + 1]
     assert there == pytest.approx(20 * left[before, before] / (left[before, before] + 100), rel=0.3)
     # what cannot be is found before anything is drawn

@@ -250,7 +250,7 @@ class ResidualSampler:
         self, channels: Iterable[int], hours: int, noise: Noise, step: int
     ) -> Iterator[tuple[int, Tensor]]:
         r"""One channel after another with its noise. A core makes 10⁸ numbers a second, of which a
-        day at 0.25° takes 5 × 10⁹ a member: beside a GPU all cores do, while it draws."""
+        day at 0.25° takes 5 × 10⁹ a member: beside a GPU some do so at once, while it draws."""
         # of what threads share, none of them makes anything
         sizes = {c: self.prior(c, hours).space.size for c in channels}
         # on a CPU they would only be in the way of those that draw
