@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pandas as pd
 import pytest
 import typer
 import xarray as xr
@@ -57,7 +58,26 @@ def test_budget_names_what_there_is(run, tmp_path):
     # which is a variable, but the truth has none to observe
     with pytest.raises(AppaError, match="sees no 'msl' to withhold; known: 2m_temperature, "):
         run("budget", *words, "--withhold", "msl")
+    with pytest.raises(AppaError, match="give KEY=VALUE with commas, e.g. steps=48"):
+        run("budget", *words, "--reference", "steps")
+    with pytest.raises(AppaError, match="unknown setting 'step'; did you mean 'steps'"):
+        run("budget", *words, "--reference", "step=4")
     assert not (tmp_path / "budget").exists()
+
+
+def test_the_reference_of_a_budget_may_be_a_cheaper_one(run, tmp_path):
+    store = small.write_states(tmp_path / "truth.zarr")
+    words = ["--truth", str(store), "--variables", "t2m", "--count", "1", "--only", "setting"]
+    words += ["--no-residual", "--iterations", "2", "--tolerance", "0"]
+    found = {}
+    for name, reference in (("same", "steps=3,iterations=2"), ("more", "steps=5,iterations=4")):
+        out = tmp_path / name
+        run("budget", *words, "--out", str(out), "--reference", f"{reference},tolerance=0")
+        table = pd.read_csv(out / "budget.csv")
+        table = table[(table["variation"] == "setting") & (table["score"] == "crps")]
+        found[name] = table["difference"].item()
+    assert found["same"] == 0
+    assert found["more"] != 0
 
 
 def test_an_increment(tmp_path):

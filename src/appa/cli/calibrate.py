@@ -136,6 +136,14 @@ def budget(
         str | None,
         typer.Option(help="Variables withheld one after the other, e.g. t2m,msl."),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="What the reference is converged by, where 128 steps and 100 iterations take too "
+            "long: steps=48,iterations=40.",
+        ),
+    ] = None,
     variables: Annotated[
         str, typer.Option(help="Variables, or channels such as z500, with commas.")
     ] = "t2m,z500,t850",
@@ -154,7 +162,7 @@ def budget(
     """
     from ..evaluation.budget import error_budget_table
     from ..evaluation.comparison import FEWEST
-    from ..tasks.experiments import error_budget
+    from ..tasks.experiments import CONVERGED, error_budget
 
     loaded = load(model, device)
     dates = _dates(start, count, every)
@@ -167,6 +175,7 @@ def budget(
             hours=hours,
             members=members,
             settings=settings_of(loaded, settings),
+            reference=None if reference is None else CONVERGED | _pairs(reference),
             chosen=_chosen(only),
             withheld=_chosen(withhold) or (),
             variables=_chosen(variables),
@@ -196,6 +205,19 @@ def budget(
 
 def _chosen(text: str | None) -> list[str] | None:
     return None if text is None else words(text)
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    r"""Settings as they are written on one line."""
+    import yaml
+
+    from ..errors import DataError
+
+    found = [word.partition("=") for word in words(text)]
+    for key, sign, value in found:
+        if not (key and sign and value):
+            raise DataError(f"found --reference {text}; give KEY=VALUE with commas, e.g. steps=48")
+    return {key.strip(): yaml.safe_load(value) for key, _, value in found}
 
 
 def _dates(start: str, count: int, every: int) -> list[np.datetime64]:
