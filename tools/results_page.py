@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from pages import filled, number, table
+from results_budget import budget
 from results_cells import SCORES, change, digits_of, heads, span
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
@@ -377,6 +378,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("results", nargs="+", type=Path, help="a folder, or its archives")
     add("--own", nargs="+", type=Path, help="those at the model's own setting, of the same dates")
+    add("--budget", type=Path, help="what `appa budget` found, its .csv")
     add("--out", type=Path, default=RESULTS, help="the folder of the page")
     add("--figures", help="names, with commas; all by default, `none` for none")
     args = parser.parse_args(argv)
@@ -385,7 +387,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = args.out / "assimilation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     text = (page if page.exists() else TEMPLATE).read_text()
-    page.write_text(fill(text, results, own))
+    text = fill(text, results, own)
+    if args.budget:
+        text = filled(text, "budget", budget(args.budget))
+    page.write_text(text)
     for name, draw in figures(results).items():
         if args.figures is None or name in args.figures.split(","):
             path = args.out / "figures" / f"assimilation-{name}.png"

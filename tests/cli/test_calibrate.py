@@ -58,7 +58,7 @@ def test_budget_names_what_there_is(run, tmp_path):
     # which is a variable, but the truth has none to observe
     with pytest.raises(AppaError, match="sees no 'msl' to withhold; known: 2m_temperature, "):
         run("budget", *words, "--withhold", "msl")
-    with pytest.raises(AppaError, match="give KEY=VALUE with commas, e.g. steps=48"):
+    with pytest.raises(AppaError, match=r"give KEY=VALUE with commas, e\.g\. steps=48"):
         run("budget", *words, "--reference", "steps")
     with pytest.raises(AppaError, match="unknown setting 'step'; did you mean 'steps'"):
         run("budget", *words, "--reference", "step=4")

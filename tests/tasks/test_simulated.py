@@ -277,6 +277,9 @@ def test_a_budget_tells_what_costs(model, tmp_path):
         assert crps.loc[name, "difference"] > 0
         assert crps.loc[name, "low"] > 0
         assert crps.loc[name, "real"]
+        share = crps.loc[name, "value"] / crps.loc["reference", "value"] - 1
+        assert crps.loc[name, "relative"] == pytest.approx(share)
+        assert crps.loc[name, "relative_low"] < share < crps.loc[name, "relative_high"]
     # the identity decodes what it encoded
     assert skill.loc["decoder", "value"] < 1e-3
     # the prior's own spread, in kelvins, and that of the mean of 3 members

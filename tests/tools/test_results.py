@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -251,6 +252,24 @@ def test_page(whole, tools, tmp_path, capsys):
     both = page.fill(changed, results, page.read([whole], results))
     assert re.search(r"\| filter, 8 h: CRPS \| 0\.0 % \(0\.0 to 0\.0\) \|", both)
     assert "They have not been drawn." in both
+
+
+def test_budget_table(tools, tmp_path):
+    r"""What is real is in bold, in percent of the reference's; of the decoder, skill is told."""
+    rows = [("reference", "skill", 2.0, None, None), ("reference", "crps", 1.0, None, None)]
+    rows += [("decoder", "skill", 1.5, -0.25, True), ("decoder", "crps", 1.2, 0.2, True)]
+    rows += [("bias", "skill", 3.0, 0.5, True), ("bias", "crps", 1.03, 0.03, False)]
+    names = ["variation", "score", "value", "relative", "real"]
+    found = pd.DataFrame(rows, columns=names).assign(region="global", channel="t2m")
+    found.to_csv(tmp_path / "budget.csv", index=False)
+    told = tools("results_budget").budget(tmp_path / "budget.csv").splitlines()
+    assert told[0] == "| CRPS | t2m |"
+    assert told[2:] == [
+        "| the reference: skill | 2 |",
+        "| the reference: CRPS | 1 |",
+        "| the truth, encoded and decoded: skill | **−25.0 %** |",
+        "| observations biased by their error | 3.0 % |",
+    ]
 
 
 def test_what_is_scored_was_not_tuned_on(run, world, tmp_path):

@@ -190,17 +190,32 @@ def budget(
     partial = path.with_name(f".{path.name}.partial")
     table.to_csv(partial, index=False)
     partial.replace(path)
-    shown = table[table["score"] != "ratio"].copy()
-    if "," not in regions:
-        shown = shown.drop(columns="region")
-    for key in ("value", "difference", "low", "high"):
-        shown[key] = [f"{x:.4g}" if x == x else "·" for x in shown[key]]
-    shown["real"] = ["real" if x is True else "·" for x in shown["real"]]
-    typer.echo(shown.to_string(index=False))
+    for score in ("skill", "crps"):
+        for region in dict.fromkeys(table["region"]):
+            part = table[(table["score"] == score) & (table["region"] == region)]
+            where = "" if "," not in regions else f", {region}"
+            typer.echo(f"{score}{where}: the reference's, and what others differ by, * where real")
+            typer.echo(_by_channel(part) + "\n")
     if count * every < 24 * FEWEST:
         typer.echo(f"which differences are real cannot be told: {count} runs start on fewer than "
                    f"{FEWEST} days")  # fmt: skip
     typer.echo(f"{path} is written")
+
+
+def _by_channel(part: Any) -> str:
+    r"""A row for each variation, a column for each channel."""
+    import pandas as pd
+
+    cells = [
+        f"{row.value:.3g}"
+        if row.difference != row.difference
+        else f"{100 * row.relative:+.1f} %{'*' if row.real is True else ' '}"
+        for row in part.itertuples()
+    ]
+    shown = pd.DataFrame({"variation": part["variation"], "channel": part["channel"], "": cells})
+    order = list(dict.fromkeys(part["variation"])), list(dict.fromkeys(part["channel"]))
+    shown = shown.pivot(index="variation", columns="channel", values="").loc[order]
+    return shown.rename_axis(None, axis=1).rename_axis(None).to_string()
 
 
 def _chosen(text: str | None) -> list[str] | None:

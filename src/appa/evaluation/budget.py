@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ensemble_increment", "error_budget_table"]
 
 SCORES = ("skill", "crps", "ratio")
+DIFFERENCES = ("difference", "low", "high", "relative", "relative_low", "relative_high")
 
 
 def error_budget_table(
@@ -48,7 +49,8 @@ def error_budget_table(
 
     Returns:
         One row for each variation, region, channel and score: `value`, `difference` from the
-        reference, `low` and `high`, the ends of its interval, and whether it is `real`.
+        reference, `low` and `high`, the ends of its interval, `relative` (the value over the
+        reference's, less one) with `relative_low` and `relative_high`, and whether it is `real`.
     """
     import pandas as pd
 
@@ -65,7 +67,7 @@ def error_budget_table(
                     row = {"variation": name, "region": region, "channel": channel, "score": score}
                     row["value"] = float(at[f"{score}_b"])
                     if name != reference:
-                        for key in ("difference", "low", "high"):
+                        for key in DIFFERENCES:
                             row[key] = float(at[f"{score}_{key}"])
                         row["real"] = bool(at[f"{score}_real"])
                     rows.append(row)
