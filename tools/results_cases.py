@@ -49,7 +49,6 @@ from appa.tasks.simulated import synthesize
 __all__ = ["Job", "Worker"]
 
 TRAJECTORIES = 8  # that the first members of the LETKF are taken from
-SPIN_UP = 90  # days of these
 SHORTEST = 8  # hours of which changes are told
 
 
@@ -337,7 +336,6 @@ class Worker(Draws):
                 Path(folder) / "letkf.zarr",
                 discard=plan.cycled - 1,
                 seed=plan.seed,
-                spin_up=SPIN_UP,
                 trajectories=TRAJECTORIES,
                 cycling=self.cycling,
             )

@@ -140,7 +140,9 @@ def simulate(
             "(of 2021, 2022, …).",
         ),
     ] = 0,
-    spin_up: Annotated[int, typer.Option(min=90, help="Days thrown away first.")] = 180,
+    spin_up: Annotated[
+        int, typer.Option(min=90, help="Days thrown away first; it takes about 180 to settle.")
+    ] = 180,
     diurnal: Annotated[bool, typer.Option(help="Let the sun rise and set.")] = True,
     compression: Annotated[str, typer.Option(help="'none' or 'zstd'.")] = "none",
     encode: Annotated[

@@ -59,8 +59,8 @@ class Plan:
         seed: Members of another seed, or of another year, are other trajectories.
         every: Hours between states. Where it does not divide a day, states are of more hours of
             the day than otherwise: 10 gives every second, 8 the same three.
-        spin_up: Days thrown away before the first state; weather takes about 90 to
-            develop, the stratosphere longer.
+        spin_up: Days thrown away before the first state. Weather takes about 90 to develop, and
+            half a year to settle: after 90, the first weeks are not of the climate yet.
         diurnal: Whether the sun rises and sets, see :mod:`appa.data.planet.sun`.
         stretch: Hours stored out of every `each` days, the first ones. By default, all.
         each: Days from the beginning of a stretch to that of the next.
