@@ -14,7 +14,9 @@ done is kept, a small file for each case and date, and another call goes on with
 With `--minutes` nothing is begun that would not end in time. With `--pack` what is there is also
 written to a folder as a few archives, of 15 MiB at most, which `--resume` unpacks elsewhere.
 Several processes share the device (`--processes`), each with dates of its own, so that it draws for
-some while others compile observations or score on their cores; set `OMP_NUM_THREADS=1` then.
+some while others compile observations or score on their cores; set `OMP_NUM_THREADS=1` then, and
+with the LETKF `XLA_PYTHON_CLIENT_PREALLOCATE=false`, so that the circulation model leaves room, and
+`JAX_COMPILATION_CACHE_DIR`, so that it is compiled once.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         total = sum(len(worker.jobs(k)) for k in range(len(dates)))
         todo = sum(len(worker.missing(k, now)) for k, now in left)
         print(f"{len(dates)} dates, {total} jobs, {total - todo} of them done", flush=True)
+        if any(job.name == "letkf" for date in left for job in worker.missing(*date)):
+            worker.weather()  # one for all processes
         took: dict[str, list[float]] = {}
         packed = time.time()
         for found in work_off(worker, plan, left, end):
@@ -120,6 +124,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--interpolated", default="", help="its windows besides the first, hours with commas")
     add("--cycled", type=int, default=plan.cycled, help="hours until a date that the LETKF has")
     add("--letkf", help="settings of the LETKF, which is left out without")
+    add("--weather", help="a year its first members are of, made if it is not there: OUT's own")
     add("--rarely", type=int, default=plan.rarely, help="it is of every so many dates")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--processes", type=int, default=1, help="how many share the device")
@@ -179,6 +184,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         tuned=args.tuned,
         interpolated=tuple(map(int, words(args.interpolated))),
         letkf=args.letkf,
+        weather=args.weather,
         cycled=args.cycled,
         rarely=args.rarely,
         device=args.device,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from appa.evaluation.cycling import Settings as Filter
 from appa.evaluation.distributions import spectra
 from appa.evaluation.interpolation import Settings as Tuned
 from appa.evaluation.interpolation import interpolate
+from appa.evaluation.letkf_members import year_of_weather
 from appa.evaluation.multivariate import spread_spectra
 from appa.evaluation.perfect import cycle
 from appa.evaluation.ranking import rank_counts
@@ -72,7 +73,6 @@ class Worker(Draws):
         self.covariance = Covariance.load(plan.covariance) if plan.covariance else None
         self.tuned = Tuned.load(plan.tuned) if plan.tuned else Tuned()
         self.filter = Filter.load(plan.letkf) if plan.letkf else None
-        self.cycling: Cycling | None = None
         self.took: dict[str, float] = {}
 
     # ---------------------------------------------------------------- what there is to do
@@ -319,11 +319,21 @@ class Worker(Draws):
         found |= {f"interpolation-{k}-{hours}": part for k, part in self._balances(some).items()}
         return found
 
+    @cached_property
+    def cycling(self) -> Cycling:
+        r"""The LETKF, compiled once."""
+        return Cycling(self.filter)
+
+    def weather(self) -> Path:
+        r"""The file of the year that its first members are of, of all dates the same."""
+        path = Path(self.plan.weather or Path(self.plan.out) / "weather.npz")
+        count = min(TRAJECTORIES, self.cycling.settings.members)
+        year_of_weather(self.cycling.circulation, path, count, seed=self.plan.seed)
+        return path
+
     def _letkf(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
         r"""The last hour of a filter that is cycled with the planet's own model until now."""
         plan, begun = self.plan, time.perf_counter()
-        if self.cycling is None:  # compiled once
-            self.cycling = Cycling(self.filter)
         names = [n for n in self.truth.data_vars if n in self.store]
         hours = self.now - HOUR * np.arange(plan.cycled)[::-1]
         truth = self.store[names].sel(time=hours).load()
@@ -337,6 +347,7 @@ class Worker(Draws):
                 discard=plan.cycled - 1,
                 seed=plan.seed,
                 trajectories=TRAJECTORIES,
+                weather=self.weather(),
                 cycling=self.cycling,
             )
             analysis = open_analysis(path).load()

@@ -99,6 +99,7 @@ class Plan:
     tuned: str | None = None
     interpolated: tuple[int, ...] = ()
     letkf: str | None = None
+    weather: str | None = None
     cycled: int = 0
     rarely: int = 4
     device: str = "cpu"

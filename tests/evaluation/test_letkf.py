@@ -78,10 +78,12 @@ def test_observations_count_as_if_their_errors_were_larger():
         torch.from_numpy(up),
     )
     assert weights.shape == (1, 2, 6, 6)
+    # five fields at once, at two heights of one point
+    fields = weigh(weights, torch.from_numpy(x)[:, :, None, None].expand(6, 5, 2, 1)).numpy()
     for k in range(2):
         r = np.diag(1 / (across[0, place.numpy()] * up[k]))
         mean, cov = kalman(x.mean(0), np.cov(x.T), h, r, y)
-        after = x.mean(0) + weights[0, k].numpy().T @ (x - x.mean(0))
+        after = fields[:, :, k, 0]
         np.testing.assert_allclose(after.mean(0), mean, rtol=1e-9)
         np.testing.assert_allclose(np.cov(after.T), cov, rtol=0, atol=1e-10)
 

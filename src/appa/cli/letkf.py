@@ -109,6 +109,13 @@ def letkf(
             rich_help_panel=MEMBERS,
         ),
     ] = None,
+    weather: Annotated[
+        Path | None,
+        typer.Option(
+            help="A year of their simulations, .npz, made if it is not there: for several dates.",
+            rich_help_panel=MEMBERS,
+        ),
+    ] = None,
 ) -> None:
     """Cycle a local ensemble Kalman filter with the planet's own circulation model.
 
@@ -159,6 +166,7 @@ def letkf(
         "seed": seed,
         "spin_up": spin_up,
         "trajectories": trajectories,
+        "weather": weather,
     }
     with told():
         read = read_observations(observations, **rules)

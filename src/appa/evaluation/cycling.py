@@ -163,8 +163,9 @@ class Cycling:
         departures, rows = seen
         mean = departures.mean(0)
         device = departures.device
-        places, place = np.unique(rows[["latitude", "longitude"]], axis=0, return_inverse=True)
-        there = _directions(*places.T).to(device)
+        _, at, place = np.unique(rows["place"].to_numpy(), return_index=True, return_inverse=True)
+        there = rows[["latitude", "longitude"]].to_numpy(float)[at]
+        there = _directions(*there.T).to(device)
         angle = (self.points.to(device) @ there.T).clamp(-1, 1).acos()
         vertical = None
         if s.depth is not None:
@@ -182,14 +183,16 @@ class Cycling:
             s.inflation,
         )
 
-        def increment(x: Tensor) -> Tensor:
-            flat = x.flatten(-2).unsqueeze(1) if x.ndim == 3 else x.flatten(-2)
-            # what is at the surface goes with the lowest level
-            after = weigh(weights[:, -1:] if flat.shape[1] == 1 else weights, flat)
-            after = relax(flat.to(after), after, s.relaxation)
-            return (after - flat).reshape(x.shape)
+        def increments(weights: Tensor, *fields: Tensor) -> list[Tensor]:
+            x = torch.stack([f.flatten(-2) for f in fields], 1).to(weights)
+            x = x if x.ndim == 4 else x.unsqueeze(2)
+            change = relax(x, weigh(weights, x), s.relaxation) - x
+            return [c.reshape(f.shape) for c, f in zip(change.unbind(1), fields, strict=True)]
 
-        change = Columns(*map(increment, columns))
+        # what is at the surface goes with the lowest level
+        change = Columns(
+            *increments(weights, *columns[:4]), *increments(weights[:, -1:], *columns[4:])
+        )
         # linear combinations may fall below zero: no further than the model itself lets them
         dry = columns.humidity.clamp(max=0) - columns.humidity
         change = change._replace(humidity=change.humidity.clamp(min=dry))
@@ -218,15 +221,18 @@ class Cycling:
 
     def _factor(self, operator: HourOperator) -> np.ndarray:
         r"""What errors grow by with that of representation."""
+        import pandas as pd
+
         rows, share = operator.rows, self.settings.representation
         std = np.zeros(len(rows))
-        for name in rows["variable"].unique() if share else ():
+        kind, names = pd.factorize(rows["variable"])
+        for k, name in enumerate(names if share else ()):
             if name in self.space:
-                at = (rows["variable"] == name).to_numpy(bool)
+                at = kind == k
                 channels = self.space.channels(name)
-                level = rows["level"].to_numpy(float)[at, None]
-                near = 0 if len(channels) == 1 else np.abs(level - self.space.levels).argmin(1)
-                std[at] = self.space.std[channels[near]]
+                level, which = np.unique(rows["level"].to_numpy(float)[at], return_inverse=True)
+                near = np.abs(level[:, None] - self.space.levels).argmin(1)
+                std[at] = self.space.std[channels[near % len(channels)]][which]
         return np.hypot(1.0, share * std / operator.error.double().cpu().numpy())
 
     def _heights(self, rows: pd.DataFrame, pressure: np.ndarray) -> np.ndarray:

@@ -72,16 +72,21 @@ SLAB = 2**20  # values of all members that statistics are computed of at once
 # ---------------------------------------------------------------- at a point
 
 
-def ensemble_statistics(d: np.ndarray) -> dict[str, np.ndarray]:
-    r"""The statistics of departures :math:`(M, *)`, each with shape :math:`(*)`."""
+def ensemble_statistics(d: Any) -> dict[str, Any]:
+    r"""The statistics of departures :math:`(M, *)`, each with shape :math:`(*)`, of an array or,
+    where they are, of a tensor."""
     m = len(d)
-    mean, crps = d.mean(axis=0), np.abs(d).mean(axis=0)
+    mean, crps = d.mean(axis=0), abs(d).mean(axis=0)
     if m == 1:
-        return {"squared_error": mean**2, "variance": np.full_like(mean, np.nan), "crps": crps}
+        return {"squared_error": mean**2, "variance": np.nan * mean, "crps": crps}
     ranks = (2 * np.arange(1, m + 1) - m - 1) / (m * (m - 1))
-    # not by a product of matrices: parts are scored side by side, and BLAS has threads of its own
-    crps = crps - np.einsum("m,m...->...", ranks.astype(d.dtype), np.sort(d, axis=0))
-    return {"squared_error": mean**2, "variance": d.var(axis=0, ddof=1), "crps": crps}
+    if isinstance(d, np.ndarray):
+        # not by a product of matrices: parts are scored side by side, and BLAS has threads
+        apart = np.einsum("m,m...->...", ranks.astype(d.dtype), np.sort(d, axis=0))
+        variance = d.var(axis=0, ddof=1)
+    else:
+        apart, variance = d.sort(0).values.movedim(0, -1) @ d.new_tensor(ranks), d.var(0)
+    return {"squared_error": mean**2, "variance": variance, "crps": crps - apart}
 
 
 def normal_statistics(d: np.ndarray, sigma: np.ndarray) -> dict[str, np.ndarray]:

@@ -144,13 +144,14 @@ def weigh(weights: Tensor, x: Tensor) -> Tensor:
     r"""Members after an analysis, :math:`\bar{x} + X W`.
 
     Arguments:
-        weights: The weights, with shape :math:`(G, K, M, M)` or :math:`(G, 1, M, M)`.
-        x: The members before, with shape :math:`(M, K, G)`.
+        weights: The weights, with shape :math:`(G, K, M, M)`.
+        x: The members before, with shape :math:`(M, *, K, G)`: of several fields at once, since to
+            read the weights takes longer than to multiply by them.
     """
     x = x.to(weights.dtype)
     mean = x.mean(0)
-    weights = weights.expand(-1, x.shape[1], -1, -1)
-    return mean + torch.einsum("gkmn,mkg->nkg", weights, x - mean)
+    rows = (x - mean).reshape(len(x), -1, *x.shape[-2:]).permute(3, 2, 1, 0)  # (G, K, *, M)
+    return mean + (rows @ weights).permute(3, 2, 1, 0).reshape(x.shape)
 
 
 def relax(before: Tensor, after: Tensor, alpha: float) -> Tensor:

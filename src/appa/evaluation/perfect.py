@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..data.clock import as_datetime64
 from ..data.planet.circulation import GRID, Run
@@ -29,7 +31,7 @@ from ..progress import progress
 from . import tuning
 from .cycling import Cycling, Settings
 from .ensembles import STATISTICS, ensemble_statistics
-from .letkf_members import dated, first_members, spins
+from .letkf_members import first_members, spins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from ..observations.collection import Observations
 
-__all__ = ["CHOICES", "best", "cycle", "dated", "first_members", "tune"]
+__all__ = ["CHOICES", "best", "cycle", "first_members", "tune"]
 
 #: What tuning tries by default, one setting after the other, beginning with the first of each.
 CHOICES: dict[str, Sequence[Any]] = {
@@ -60,6 +62,7 @@ def cycle(
     seed: int = 0,
     spin_up: int = 180,
     trajectories: int | None = None,
+    weather: str | Path | None = None,
     cycling: Cycling | None = None,
     first: Run | None = None,
 ) -> Path:
@@ -74,7 +77,7 @@ def cycle(
         out: The ensemble to write, a `.zarr` that must not exist yet.
         settings: How it is cycled; hours of a trajectory they were tuned on are refused.
         discard: Hours of the first cycles, which are not written.
-        seed, spin_up, trajectories: See :func:`first_members`.
+        seed, spin_up, trajectories, weather: See :func:`first_members`.
         cycling: A filter whose functions are compiled already, instead of `settings`.
         first: The members before the first hour, by default :func:`first_members`.
     """
@@ -95,6 +98,7 @@ def cycle(
         "discard": discard,
         "observations": used.digest(),
     }
+    plan |= {} if weather is None else {"weather": True}
     template = _template(cycling, times[discard:], plan)
     with (
         StoreWriter(out, template, block=s.every, plan=plan) as writer,
@@ -114,6 +118,7 @@ def cycle(
                     seed=seed,
                     spin_up=spin_up,
                     trajectories=trajectories,
+                    weather=weather,
                 )
             states.save(run, 0)
         bar.skip(done * s.every)
@@ -147,14 +152,15 @@ def tune(
     seed: int = 0,
     spin_up: int = 180,
     trajectories: int | None = None,
+    weather: str | Path | None = None,
     cycling: Cycling | None = None,
     first: Run | None = None,
 ) -> pd.DataFrame:
     r"""Scores settings on dates that are not to be scored later, all from the same members.
 
     Arguments:
-        observations, start, hours, settings, discard, seed, spin_up, trajectories, cycling: As of
-            :func:`cycle`. Hours that are discarded are not scored.
+        observations, start, hours, settings, discard, seed, spin_up, trajectories, weather,
+            cycling: As of :func:`cycle`. Hours that are discarded are not scored.
         truth: A store that has these hours.
         choices: What is tried, by the name of a setting, one after the other, those before as they
             were best; by default :data:`CHOICES`.
@@ -193,9 +199,19 @@ def tune(
             seed=seed,
             spin_up=spin_up,
             trajectories=trajectories,
+            weather=weather,
         )
     keep = [c.variable != "sea_surface_temperature" for c in cycling.space.standardizer.channels]
-    area = GRID.area / GRID.area.sum()
+    area = torch.from_numpy(GRID.area / GRID.area.sum())
+    read: dict[int, Tensor] = {}  # hours of the truth that are scored, the same by all settings
+
+    def scored(first: int, count: int) -> Tensor:
+        for k in range(first, first + count):
+            if k not in read:
+                here = truth.sel(time=times[k : k + 1].astype("datetime64[ns]"))
+                read[k] = cycling.space.standardizer.to_tensor(here)
+        return torch.cat([read[k] for k in range(first, first + count)])
+
     chosen = {name: values[0] for name, values in choices.items()}
     table: dict[tuple[Any, ...], dict[str, float]] = {}
     # what is best of one setting is tried again with the next, and not cycled again
@@ -216,11 +232,10 @@ def tune(
                     break
                 if k < discard:
                     continue
-                here = truth.sel(time=times[k : k + every].astype("datetime64[ns]"))
-                x = other.states(analysis).double().cpu()
-                x = (x - other.space.standardizer.to_tensor(here)).numpy()
-                at = ensemble_statistics(x[:, :, keep])
-                sums.append(np.stack([(at[n] * area).sum((-2, -1)) for n in STATISTICS]))
+                x = other.states(analysis).double()
+                at = ensemble_statistics((x - scored(k, every).to(x))[:, :, keep])
+                means = [(at[n] * area.to(x)).sum((-2, -1)) for n in STATISTICS]
+                sums.append(torch.stack(means).cpu().numpy())
             error, spread, crps = np.concatenate(sums, 1).mean(1)
             error, spread = np.sqrt(error), np.sqrt(spread)
             # of M members, the mean has an error of 1/M of their variance
