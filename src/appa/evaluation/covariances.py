@@ -22,9 +22,10 @@ w_k(\varphi) \, w_k(\varphi')` a correlation, :math:`B \circ \rho = \sum_k \math
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,6 +70,7 @@ class Covariance:
         if missing := [name for name in NEEDED if name not in dataset]:
             raise DataError(f"a covariance lacks {', '.join(missing)}; {KIND.remedy}")
         self.grid = Grid.from_coordinates(dataset["latitude"], dataset["longitude"])
+        self._processes: dict[Any, Processes] = {}  # the last ones
 
     @cached_property
     def standardizer(self) -> Standardizer:
@@ -117,6 +119,22 @@ class Covariance:
             return None
         return f"{about['first_time']} to {about['last_time']}"
 
+    def processes(
+        self,
+        hours: int,
+        modes: int,
+        order: int,
+        localization: float | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Processes:
+        r"""What a :class:`Prior` is of at all dates alike; the last is kept for the next date."""
+        key = (hours, modes, order, localization, device, dtype)
+        if key not in self._processes:
+            self._processes.clear()  # before the next takes its room
+            self._processes[key] = Processes.of(self, *key)
+        return self._processes[key]
+
     def save(self, path: str | Path) -> Path:
         r"""Writes it to a NetCDF file."""
         ds = self.dataset.drop_encoding()
@@ -128,6 +146,50 @@ class Covariance:
     def load(cls, path: str | Path) -> Covariance:
         r"""Reads it from a file."""
         return cls(netcdf.load(path, KIND))
+
+
+class Processes(NamedTuple):
+    r"""Modes and remainders of hours, whichever they are, with :math:`M` wavenumbers that have
+    modes of :math:`F`, and :math:`P` channels and latitudes."""
+
+    modes: Tensor  # (M, K, P)
+    process: Autoregression
+    root: Tensor  # of the remainder's, (F, C, T, T), and that times its adjoint
+    pairs: Tensor
+    amplitude: Tensor  # (F, C, 1, H, 1)
+    taper: Tensor  # (k, H)
+
+    @classmethod
+    def of(
+        cls,
+        covariance: Covariance,
+        hours: int,
+        modes: int,
+        order: int,
+        localization: float | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Processes:
+        ds, grid, kind = covariance.dataset, covariance.grid, dtype.to_complex()
+        every = _complex(ds["modes"])  # (M, K, C, H)
+        lags, rest = _complex(ds["lags"]), _complex(ds["residual_lags"])
+        residual = ds["residual"].values.astype(np.float64)  # (F, C, H)
+        if modes < covariance.modes:
+            residual, rest = dropped(grid, every[:, modes:], lags[..., modes:, modes:],
+                                     residual, rest)  # fmt: skip
+        double = torch.complex128
+        process = Autoregression(_tensor(lags[:order, :, :modes, :modes], device, double))
+        rest = _tensor(rest[:order, ..., None, None], device, double)
+        eye = torch.eye(hours, dtype=double, device=device)[:, None]
+        root = Autoregression(rest)(eye.expand(*rest.shape[1:3], *eye.shape))[..., 0, :]
+        return cls(
+            _tensor(every[:, :modes], device, kind).flatten(2),
+            process.to(kind),
+            root.to(kind),
+            (root @ root.mH).to(kind),  # of scalars, the matrix of all pairs of hours is small
+            _tensor(np.sqrt(np.maximum(residual, 0)), device, dtype)[:, :, None, :, None],
+            _tensor(_taper(grid.latitude, localization), device, dtype),
+        )
 
 
 class Prior:
@@ -165,35 +227,13 @@ class Prior:
         if localization is not None and not localization > 0:
             raise DataError(f"found localization={localization}; give degrees above 0, e.g. 30")
         self.grid, self.dtype, self.device = covariance.grid, dtype, torch.device(device)
-        mean, deviation = covariance.climate(times)
         #: The mean :math:`\mu`, and the deviation :math:`\sigma`, with shape :math:`(T, C, H, W)`.
-        self.mean = self._real(mean)
-        self.deviation = self._real(deviation)
-
-        ds = covariance.dataset
-        every = _complex(ds["modes"])  # (M, K, C, H)
-        lags, rest = _complex(ds["lags"]), _complex(ds["residual_lags"])
-        residual = ds["residual"].values.astype(np.float64)  # (F, C, H)
-        if modes < covariance.modes:
-            residual, rest = dropped(self.grid, every[:, modes:], lags[..., modes:, modes:],
-                                     residual, rest)  # fmt: skip
-        self.modes = self._complex(every[:, :modes]).flatten(2)  # (M, K, P)
-        self.process = Autoregression(self._complex(lags[:order, :, :modes, :modes], double=True))
-        rest = self._complex(rest[:order, ..., None, None], double=True)
-        eye = torch.eye(len(mean), dtype=rest.dtype, device=self.device)[:, None]
-        root = Autoregression(rest)(eye.expand(*rest.shape[1:3], *eye.shape))[..., 0, :]
-        # of scalars, the matrix of all pairs of hours is small
-        self.root, self.pairs = root.to(self.modes), (root @ root.mH).to(self.modes)
-        self.process.to(self.modes.dtype)
-        self.amplitude = self._real(np.sqrt(np.maximum(residual, 0)))[:, :, None, :, None]
-        self.taper = self._real(_taper(self.grid.latitude, localization))
-
-    def _real(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, self.dtype)
-
-    def _complex(self, x: np.ndarray, double: bool = False) -> Tensor:
-        dtype = torch.complex128 if double else self.dtype.to_complex()
-        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, dtype)
+        self.mean, self.deviation = (
+            _tensor(x, self.device, dtype) for x in covariance.climate(times)
+        )
+        self.modes, self.process, self.root, self.pairs, self.amplitude, self.taper = (
+            covariance.processes(len(self.mean), modes, order, localization, self.device, dtype)
+        )
 
     # ---------------------------------------------------------------- products and draws
 
@@ -202,11 +242,13 @@ class Prior:
         f = torch.fft.rfft(x * self.deviation, norm="ortho").permute(4, 2, 1, 3, 0)
         f = f.contiguous()  # (F, C, T, H, B)
         out = (self.pairs @ f.flatten(-2)).view(f.shape) * self.amplitude.square()
-        low = f[: len(self.modes)]
-        for w in self.taper if len(self.modes[0]) else ():
-            w = w[:, None]
-            b = self._analyse(low * w)
-            out[: len(low)] += self._compose(self.process(self.process.adjoint(b))) * w
+        if len(self.modes[0]):
+            # conjugate, so that it is none of the modes, and in their order
+            low = f[: len(self.modes)].conj().transpose(2, 3).flatten(1, 2).flatten(2)
+            b = torch.stack([(m @ low).conj() for m in self._tapered()])  # (k, M, K, T B)
+            # hours follow each other, so that all roots of the taper are one process
+            b = b.unflatten(3, (-1, len(x))).permute(1, 3, 2, 0, 4).flatten(3)
+            self._compose(out, self.process(self.process.adjoint(b)))
         return self._field(out)
 
     def draw(self, seeds: list[int]) -> Tensor:
@@ -230,21 +272,24 @@ class Prior:
                 parts[which].append(xi.to(self.device))
         rest, xi = torch.stack(parts[0], dim=-1), torch.stack(parts[1], dim=-1)
         out = (self.root @ rest.flatten(-2)).view(rest.shape) * self.amplitude
-        for w_k, xi_k in zip(self.taper, xi, strict=True) if k else ():
-            out[:waves] += self._compose(self.process(xi_k)) * w_k[:, None]
+        if k:
+            self._compose(out, self.process(xi.permute(1, 2, 3, 0, 4).flatten(3)))
         return self._field(out)
 
-    def _analyse(self, f: Tensor) -> Tensor:
-        r"""From :math:`(M, C, T, H, B)` to the coefficients of modes, :math:`(M, T, K, B)`."""
-        hours, count = f.shape[2], f.shape[4]
-        flat = f.transpose(2, 3).reshape(len(f), -1, hours * count)
-        return (self.modes.conj() @ flat).unflatten(-1, (hours, count)).transpose(1, 2)
+    def _tapered(self) -> Iterator[Tensor]:
+        r"""The modes times each root of the taper, :math:`(M, K, P)`: less than fields are."""
+        for w in self.taper:
+            yield self.modes * w.repeat(self.modes.shape[-1] // len(w))
 
-    def _compose(self, b: Tensor) -> Tensor:
-        r"""From the coefficients of modes back."""
-        hours, count = b.shape[1], b.shape[3]
-        flat = self.modes.mT @ b.transpose(1, 2).flatten(-2)
-        return flat.view(len(b), -1, self.grid.latitudes, hours, count).transpose(2, 3)
+    def _compose(self, out: Tensor, b: Tensor) -> None:
+        r"""Adds modes with coefficients :math:`(M, T, K, k B)` to :math:`(F, C, T, H, B)`."""
+        b = b.unflatten(3, (len(self.taper), -1)).permute(3, 0, 2, 1, 4).flatten(3)
+        waves, hours, count = b.shape[1], *out.shape[2::2]
+        low = out.new_zeros(waves, self.modes.shape[-1], hours * count)
+        for m, b_k in zip(self._tapered(), b, strict=True):
+            low.baddbmm_(m.mT, b_k)
+        low = low.view(waves, out.shape[1], self.grid.latitudes, hours, count)
+        out[:waves] += low.transpose(2, 3)
 
     def _field(self, f: Tensor) -> Tensor:
         x = torch.fft.irfft(f.permute(4, 2, 1, 3, 0), n=self.grid.longitudes, norm="ortho")
@@ -305,6 +350,10 @@ def _taper(latitude: np.ndarray, length: float | None) -> np.ndarray:
     count = 1 + int(np.searchsorted(np.cumsum(values), ENOUGH * values.sum()))
     roots = vectors[:, :count] * np.sqrt(np.maximum(values[:count], 0))
     return (roots / np.linalg.norm(roots, axis=1, keepdims=True)).T
+
+
+def _tensor(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype)
 
 
 def _complex(part: xr.DataArray) -> np.ndarray:
