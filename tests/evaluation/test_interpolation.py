@@ -149,7 +149,8 @@ def test_the_prior_is_the_dense_covariance(prior: Prior, dense: np.ndarray):
 
 
 def test_localization_is_a_product_with_a_correlation(world: World, dense: np.ndarray):
-    local = Prior(Covariance(world.dataset()), TIMES, localization=30.0, dtype=torch.float64)
+    covariance = Covariance(world.dataset())
+    local = Prior(covariance, TIMES, localization=30.0, dtype=torch.float64)
     x = torch.from_numpy(np.random.default_rng(1).standard_normal((2, *local.mean.shape)))
     apart = GRID.latitude[:, None] - GRID.latitude
     rho = np.exp(-(apart**2) / (2 * 30.0**2))
@@ -161,6 +162,15 @@ def test_localization_is_a_product_with_a_correlation(world: World, dense: np.nd
     assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(
         found - x.flatten(1).numpy() @ dense
     )
+    # draws have it too: of n, products err by sqrt(2 / n) of the largest variance at most
+    draws, n = local.draw(list(range(4000))).flatten(1).numpy(), 4000
+    few = slice(None, None, 97)
+    off = draws.T[few] @ draws / n - cube.reshape(dense.shape)[few]
+    assert np.sqrt(np.mean(off**2)) < 2 * np.sqrt(2 / n) * dense.diagonal().mean()
+    # another of the same covariance at once is its own, and later the first is what it was
+    plain = Prior(covariance, TIMES, dtype=torch.float64).product(x).flatten(1).numpy()
+    np.testing.assert_allclose(plain, x.flatten(1).numpy() @ dense, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(local.product(x).flatten(1).numpy(), found)
 
 
 def test_fewer_modes_keep_the_variance(world: World, dense: np.ndarray):
@@ -435,3 +445,19 @@ def test_commands(tmp_path, monkeypatch):
     assert ds.sizes["member"] == 3
     scores = averages(ds, "truth.zarr")
     assert float(scores["share"].sel(channel="z500").min()) > 0.999
+
+    # two of one setting, and one more of the other
+    line = ["tune", "obs.csv", "--covariance", "cov.nc", "--truth", "truth.zarr", "--members", "2",
+            "--start", "2004-01-03T00", "--localization", "25,none", "--out", "a.json"]  # fmt: skip
+    found = runner.invoke(app, [*line, "--error", "1,2"])
+    assert found.exit_code == 0, found.output
+    rows = [text.split() for text in found.output.splitlines()[1:4]]
+    least = min(rows, key=lambda row: float(row[4]))
+    best = Settings.load("a.json")
+    assert best.error == float(least[3])
+    assert best.localization == (None if least[0] == "·" else float(least[0]))
+    assert best.tuned
+    assert {row[3] for row in rows} == {"1.0000", "2.0000"}
+    assert {row[0] for row in rows} == {"25.0000", "·"}
+    refused = runner.invoke(app, [*line, "--error", "1,none"])
+    assert isinstance(refused.exception, ConfigError)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .letkf import register
+from .letkf import register, several_of
 
 __all__ = ["app"]
 
@@ -17,6 +17,13 @@ Observed = Annotated[
     list[str], typer.Argument(help="Observations: .parquet, .csv, .nc, .zarr; several are joined.")
 ]
 Known = Annotated[Path, typer.Option(help="The covariance, from appa baseline covariance.")]
+Tried = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,…",
+        help="Values to try, the first first. Without any of these four, the usual ones of all.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(help="Where it is computed; by default a GPU where there is one.")
 ]
@@ -128,6 +135,10 @@ def tune(
     out: Annotated[Path, typer.Option(help="The .json to write.", show_default=False)],
     hours: Annotated[int, typer.Option(min=1, help="How many hours of each.")] = 24,
     members: Annotated[int, typer.Option(min=2, help="Members of each trial.")] = 8,
+    localization: Tried = None,
+    modes: Tried = None,
+    order: Tried = None,
+    error: Tried = None,
     iterations: Annotated[int, typer.Option(min=1, help="The most iterations.")] = 1000,
     tolerance: Annotated[
         float, typer.Option(min=0, help="The residual at which to stop, over the departures.")
@@ -137,15 +148,18 @@ def tune(
     """Choose what minimises the CRPS of optimal interpolation, on dates that are not scored.
 
     Example: appa baseline tune obs.parquet obs.swath.nc --covariance cov.nc --truth valid.zarr
-    --start 2020-02-01T00 --start 2020-08-01T00 --out tuned.json
+    --start 2020-02-01T00 --start 2020-08-01T00 --localization 25,15,40 --error 1,0.7
+    --out tuned.json
     """
     from ..evaluation.covariances import Covariance
-    from ..evaluation.interpolation import GRID, tune
+    from ..evaluation.interpolation import GRID, KINDS, tune
     from ..evaluation.tuning import edges
     from ..observations.reading import read_observations
     from .options import told, writable
 
     writable(out)
+    asked = {"localization": localization, "modes": modes, "order": order, "error": error}
+    grid = {k: several_of(k, v, KINDS[k]) for k, v in asked.items() if v is not None} or GRID
     known = Covariance.load(covariance)
     with told():
         read = read_observations(observations)
@@ -154,6 +168,7 @@ def tune(
             [(read, first) for first in start],
             truth,
             hours=hours,
+            grid=grid,
             members=members,
             iterations=iterations,
             tolerance=tolerance,
@@ -161,7 +176,7 @@ def tune(
         )
     typer.echo(table.to_string(index=False, float_format="{:.4f}".format, na_rep="·"))
     # of modes and orders there are no more than the covariance has
-    for line in edges(best, {name: GRID[name] for name in ("localization", "error")}):
+    for line in edges(best, {k: v for k, v in grid.items() if k in ("localization", "error")}):
         typer.echo(f"{line}: there may be better ones beyond")
     best.save(out)
     typer.echo(f"{out} is written")

@@ -12,7 +12,7 @@ from .options import reading, takes, told, words, writable
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["register"]
+__all__ = ["register", "several_of"]
 
 BOUNDLESS = ("length", "depth", "relaxation", "representation")  # settings that may be either way
 FILTER, MEMBERS = "How it is filtered", "Where members come from"
@@ -138,12 +138,12 @@ def letkf(
     from ..tasks.analyses import open_analysis
 
     several = {
-        "every": _several("every", every, int),
-        "length": _several("length", length, float),
-        "depth": _several("depth", depth, float),
-        "inflation": _several("inflation", inflation, float),
-        "relaxation": _several("relaxation", relaxation, float),
-        "representation": _several("representation", representation, float),
+        "every": several_of("every", every, int),
+        "length": several_of("length", length, float),
+        "depth": several_of("depth", depth, float),
+        "inflation": several_of("inflation", inflation, float),
+        "relaxation": several_of("relaxation", relaxation, float),
+        "representation": several_of("representation", representation, float),
     }
     if tune is None:
         many = [name for name, values in several.items() if len(values) > 1]
@@ -187,7 +187,8 @@ def letkf(
         typer.echo(f"{out} is written")
 
 
-def _several(name: str, text: str, kind: Any) -> list[Any]:
+def several_of(name: str, text: str, kind: Any) -> list[Any]:
+    r"""The values of a setting, which may be several, and none."""
     from ..errors import DataError
 
     try:

@@ -242,6 +242,8 @@ def tune(
     for name, values in grid.items():
         if name not in ("modes", "order", "localization", "error"):
             raise ConfigError(f"{name!r} cannot be tuned{nearest(name, list(GRID))}")
+        if name == "error" and not all(v is not None and v > 0 for v in values):
+            raise ConfigError(f"found errors times {values} to try; give factors above 0, e.g. 1")
         kept = [v for v in values if v is None or v <= most.get(name, np.inf)]
         grid[name] = kept or [None]
     deviation = np.sqrt((covariance.dataset["variance"].values[0]
