@@ -233,8 +233,10 @@ def tune(
                 if k < discard:
                     continue
                 x = other.states(analysis).double()
-                at = ensemble_statistics((x - scored(k, every).to(x))[:, :, keep])
-                means = [(at[n] * area.to(x)).sum((-2, -1)) for n in STATISTICS]
+                x = (x - scored(k, every).to(x))[:, :, keep]
+                # numpy sorts ten times as fast on a CPU
+                at = ensemble_statistics(x if x.is_cuda else x.numpy())
+                means = [(torch.as_tensor(at[n]) * area.to(x)).sum((-2, -1)) for n in STATISTICS]
                 sums.append(torch.stack(means).cpu().numpy())
             error, spread, crps = np.concatenate(sums, 1).mean(1)
             error, spread = np.sqrt(error), np.sqrt(spread)
