@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..observations.operators import HourOperator
-from ..observations.parts import Linear
+from ..observations.parts import Linear, Part
 from ..progress import progress
 from .covariances import Prior
 
@@ -61,16 +61,30 @@ class Observed:
     def __init__(self, operators: Sequence[HourOperator | None], mean: Tensor, error: float = 1.0):
         if not error > 0:
             raise DataError(f"found a factor of errors of {error}; give one above 0, usually 1")
-        self.shape, self.mean, departures = tuple(mean.shape), mean, []
-        self.hours: list[tuple[int, HourOperator]] = []
+        self.shape, self.mean, self.error = tuple(mean.shape), mean, error
+        departures = [mean.new_zeros(0)]
+        # of all hours at once, what is seen of which number of the window, and how much it counts
+        numbers, rows = ([torch.zeros(0, dtype=torch.long, device=mean.device)] for _ in range(2))
+        weights, count = [mean.new_zeros(0)], 0
+        self.derived: list[tuple[int, Part, slice]] = []
         for t, operator in enumerate(operators):
-            if operator is not None:
-                operator = operator.to(mean.device)
-                self.hours.append((t, operator))
-                departures.append(operator.departure(mean[t][None])[0])
-        self.error = error
+            if operator is None:
+                continue
+            operator = operator.to(mean.device)
+            departures.append(operator.departure(mean[t][None])[0])
+            for part in operator.parts:
+                here = torch.arange(count, count + len(part), device=mean.device)
+                count += len(part)
+                if isinstance(part, Linear):
+                    index, weight = part.stencil
+                    numbers.append((index + t * mean[0].numel()).flatten())
+                    rows.append(here.repeat_interleave(index.shape[1]))
+                    weights.append(weight.flatten().to(mean))
+                else:
+                    self.derived.append((t, part, slice(count - len(part), count)))
+        self.numbers, self.rows, self.weights = map(torch.cat, (numbers, rows, weights))
         #: The whitened departures of observations from the mean, with shape :math:`(n)`.
-        self.departure = torch.cat(departures) / error if departures else mean.new_zeros(0)
+        self.departure = torch.cat(departures) / error
 
     def __len__(self) -> int:
         return len(self.departure)
@@ -78,28 +92,23 @@ class Observed:
     @torch.no_grad()
     def product(self, x: Tensor) -> Tensor:
         r"""The whitened :math:`H x`, with shape :math:`(B, n)`, of :math:`(B, T, C, H, W)`."""
-        found = []
-        for t, operator in self.hours:
-            at = self.mean[t].expand(len(x), *self.shape[1:])
-            found.append(operator.tangent(at, x[:, t]))
-        return torch.cat(found, dim=1) / self.error if found else x.new_zeros(len(x), 0)
+        out = x.new_zeros(len(x), len(self))
+        out.index_add_(1, self.rows, x.flatten(1).index_select(1, self.numbers) * self.weights)
+        for t, part, rows in self.derived:
+            out[:, rows] = part.tangent(self.mean[t].expand(len(x), *self.shape[1:]), x[:, t])
+        return out / self.error
 
     def adjoint(self, v: Tensor) -> Tensor:
         r"""The products :math:`H^\top v`, with shape :math:`(B, T, C, H, W)`."""
+        v = v / self.error
         out = v.new_zeros(len(v), *self.shape)
-        v, start = v / self.error, 0
-        for t, operator in self.hours:
-            hour = out[:, t].view(len(v), -1)
-            for part in operator.parts:
-                u = v[:, start : start + len(part)]
-                start += len(part)
-                if isinstance(part, Linear):
-                    spread = u[..., None] * part.gather.weight.to(v)
-                    hour.index_add_(1, part.gather.index.flatten(), spread.flatten(1))
-                else:
-                    with torch.enable_grad():
-                        at = self.mean[t].expand(len(v), *self.shape[1:]).clone().requires_grad_()
-                        hour += torch.autograd.grad(part(at), at, u)[0].flatten(1)
+        out.view(len(v), -1).index_add_(
+            1, self.numbers, v.index_select(1, self.rows) * self.weights
+        )
+        for t, part, rows in self.derived:
+            with torch.enable_grad():
+                at = self.mean[t].expand(len(v), *self.shape[1:]).clone().requires_grad_()
+                out[:, t] += torch.autograd.grad(part(at), at, v[:, rows])[0]
         return out
 
 
