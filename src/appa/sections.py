@@ -287,11 +287,11 @@ class Sampling(Section):
     r"""How posterior trajectories are drawn. Hours are `stride`, between composed windows; `past`,
     given to each of sequential windows; `lag`, drawn again by the next; `new`, the most a window
     adds. `mode` `auto` composes up to a window, and goes on sequentially. The solver stops after
-    `iterations` or at a relative residual of `tolerance`, of more where noise is above 30. MMPS
-    takes as many probes of observables' `curvature`, by default 2 of those that are curved.
-    `representation` is what becomes of the part of states that latents cannot express: its error
-    beside an observation's (`diagonal`, or correlated in time, `temporal`), and, with `residual`,
-    drawn in the end.
+    `iterations` or at a relative residual of `tolerance`; where noise is above 30, after `early`
+    iterations or at a larger residual. MMPS takes as many probes of observables' `curvature`, by
+    default 2 of those that are curved. `representation` is what becomes of the part of states that
+    latents cannot express: its error beside an observation's (`diagonal`, or correlated in time,
+    `temporal`), and, with `residual`, drawn in the end.
     `precision` is that of the networks; `auto` is float16 on CUDA, else float32. `background`
     compares observations with the prior first: beyond `threshold` standard deviations they are
     left out (`check`), or count for less (`huber`). `understated` is the share by which noise is
@@ -311,6 +311,7 @@ class Sampling(Section):
     guidance: Literal["mmps", "sda", "tmpd", "pgdm", "jfps", "diffpir", "dps"] = "mmps"
     solver: Literal["gmres", "cg"] = "gmres"
     iterations: Count = 20
+    early: Count = 2
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
     curvature: Number | None = None
     representation: Literal["none", "diagonal", "temporal"] = "temporal"

@@ -100,7 +100,9 @@ def default_sampler() -> Sampler:
 def default_guidance() -> Guidance:
     r"""The guidance of a configuration that says nothing."""
     s = Sampling()
-    return GUIDANCES[s.guidance](solver=s.solver, iterations=s.iterations, tolerance=s.tolerance)
+    return GUIDANCES[s.guidance](
+        solver=s.solver, iterations=s.iterations, tolerance=s.tolerance, early=s.early
+    )
 
 
 def draw(

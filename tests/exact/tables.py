@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
 from appa.diffusion.guidance import GUIDANCES, Guidance
 from appa.diffusion.sampling import Sampler
+from appa.sections import Sampling
+from appa.tasks.settings import SETTINGS as NAMED
 
 from .affine import Errors, compare, paired
 from .cases import CASES, Case, long, mixed, single
@@ -153,20 +156,23 @@ def solvers(chosen: Sequence[int] | None = None, cases: Sequence[str] = tuple(PA
     r"""MMPS with solves that stop early; some of the rows, or all."""
     rows = []
     s = default_guidance()
-    settings = [("gmres", n, 0.0) for n in (1, 2, 5, 10, 20)]
-    settings += [("cg", n, 0.0) for n in (2, 5, 10, 20)]
-    settings += [("gmres", 1000, 0.1), ("gmres", 1000, 0.01), ("gmres", 1000, 0.001)]
-    settings += [(s.solver, s.iterations, s.tolerance)]
-    for i, (solver, iterations, tolerance) in enumerate(settings):
+    tried = [("gmres", n, 0.0) for n in (1, 2, 5, 10, 20)]
+    tried += [("cg", n, 0.0) for n in (2, 5, 10, 20)]
+    tried += [("gmres", 1000, 0.1), ("gmres", 1000, 0.01), ("gmres", 1000, 0.001)]
+    tried += [(s.solver, s.iterations, s.tolerance)]
+    for i, (solver, iterations, tolerance) in enumerate(tried):
         if chosen is not None and i not in chosen:
             continue
         row = [f"`{solver}`"]
         row.append(f"{iterations}" if iterations < 1000 else "any")
         row.append(f"{tolerance:g}" if tolerance else "–")
-        if i == len(settings) - 1:
-            row[0] += ", the default"
+        early = None
+        if i == len(tried) - 1:
+            row[0], early = f"{row[0]}, the default", s.early
         for x, near, known in map(window_case, cases):
-            g = GUIDANCES["mmps"](solver=solver, iterations=iterations, tolerance=tolerance)
+            g = GUIDANCES["mmps"](
+                solver=solver, iterations=iterations, tolerance=tolerance, early=early
+            )
             d = composed_draws(x, guidance=g)
             got = paired(d.sample, near.sample, d.size, DRAWS, known)
             e = compare(got, x.posterior, x.network.seen)
@@ -176,6 +182,41 @@ def solvers(chosen: Sequence[int] | None = None, cases: Sequence[str] = tuple(PA
     header = ["solver", "iterations", "tolerance"]
     for name in cases:
         header += [f"{name}: products", "mean", "observed"]
+    return Table(header, rows)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "`draft`": NAMED["draft"],
+    "`draft`, 4 iterations everywhere": NAMED["draft"] | {"iterations": 4, "early": 4},
+    "24 steps, 8 iterations": {"steps": 24, "iterations": 8, "tolerance": 0.02},
+    "the default": {},
+    "the default, as many early": {"early": Sampling().iterations},
+}
+
+
+def settings(names: Sequence[str] = tuple(SETTINGS), cases: Sequence[str] = tuple(PAIR)) -> Table:
+    r"""Whole settings: sampler and solver, from draws beside those of converged MMPS."""
+    rows = []
+    for name in names:
+        s = Sampling(**SETTINGS[name])
+        row = [name, f"{s.steps}", f"{s.iterations}, {s.early}", f"{s.tolerance:g}"]
+        for x, near, known in map(window_case, cases):
+            g = GUIDANCES["mmps"](
+                solver=s.solver, iterations=s.iterations, tolerance=s.tolerance, early=s.early
+            )
+            d = composed_draws(x, sampler=Sampler(s.sampler, s.steps), guidance=g)
+            e = compare(paired(d.sample, near.sample, d.size, DRAWS, known), x.posterior,
+                        x.network.seen)  # fmt: skip
+            row += [
+                f"{g.products}",
+                f"{e.mean:.2f}",
+                percent(e.seen, True),
+                percent(e.unseen, True),
+            ]
+        rows.append(row)
+    header = ["setting", "steps", "iterations, early", "tolerance"]
+    for name in cases:
+        header += [f"{name}: products", "mean", "observed", "unobserved"]
     return Table(header, rows)
 
 
@@ -343,6 +384,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "understated": understated,
     "samplers": samplers,
     "solvers": solvers,
+    "settings": settings,
     "guidances": guidances,
     "lengths": lengths,
     "agreement": agreement,

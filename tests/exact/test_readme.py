@@ -15,6 +15,7 @@ from .tables import (
     one_window,
     read,
     samplers,
+    settings,
     solvers,
     speeds,
     understated,
@@ -68,6 +69,12 @@ def test_solvers():
     r"""GMRES of two iterations, and the default, of the dense network."""
     for fresh in solvers([1, 12], ["dense"]).rows:
         same(found("solvers", fresh, 3)[:6], fresh)
+
+
+def test_settings():
+    r"""A draft, and the default, of the dense network."""
+    for fresh in settings(["`draft`", "the default"], ["dense"]).rows:
+        same(found("settings", fresh, 4)[:8], fresh)
 
 
 def test_guidances():

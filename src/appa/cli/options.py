@@ -98,7 +98,11 @@ def drawing(
     ] = None,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, help="The most iterations of a solve.", rich_help_panel=DRAWING),
+        typer.Option(
+            min=1,
+            help="The most iterations of a solve, fewer of them where noise is above 30.",
+            rich_help_panel=DRAWING,
+        ),
     ] = None,
     tolerance: Annotated[
         float | None,

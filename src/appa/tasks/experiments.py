@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["CONVERGED", "Variation", "error_budget", "variations"]
 
 KIND = netcdf.Kind("means", "means of statistics", "make them with: appa budget")
-CONVERGED = {"sampler": "multistep", "steps": 128, "iterations": 100, "tolerance": 1e-3}
+CONVERGED: dict[str, Any] = {
+    "sampler": "multistep",
+    "steps": 128,
+    "iterations": 100,
+    "early": 100,
+    "tolerance": 1e-3,
+}
 HOUR = np.timedelta64(3600, "s")
 WINDOWS = ("composed", "sequential", "apart")
 
@@ -85,7 +91,7 @@ def variations(
         Variation("decoder", "the truth, encoded and decoded", kind="decoder"),
         Variation("prior", "a truth drawn from the prior", kind="prior"),
         Variation("unobserved", "the prior, without observations", kind="unobserved"),
-        Variation("solver", "solves as set", own("solver", "iterations", "tolerance")),
+        Variation("solver", "solves as set", own("solver", "iterations", "early", "tolerance")),
         Variation("steps", "steps as set", own("sampler", "steps", "corrections")),
         Variation("guidance", "guidance as set", own("guidance", "curvature")),
         Variation("composed", "windows composed", {"mode": "composed"}),

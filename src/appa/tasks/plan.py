@@ -36,6 +36,7 @@ more.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -292,20 +293,17 @@ def _guided(
     windows: Sequence[tuple[bool, int, bool, bool]], settings: Settings, config: Config
 ) -> Passes:
     r"""The passes of all evaluations of the windows of a member, see :func:`_windows`."""
-    n, noisy, total = settings.sampler_of().evaluations, _probed(settings, config), Passes()
-    for guided, observed, bent, _ in windows:
-        for count, probes in ((noisy, settings.probes_of(bent)), (n - noisy, 0)):
-            part = passes(settings.guidance, settings.iterations, guided, observed, probes)
-            total = total + part * count
-    return total
-
-
-def _probed(settings: Settings, config: Config) -> int:
-    r"""The number of evaluations at noise levels at which curvature is probed."""
-    sampler = settings.sampler_of()
+    sampler, guidance, total = settings.sampler_of(), settings.guidance_of(), Passes()
     levels = sampler.levels(RectifiedSchedule(config.schedule.sigma_min, config.schedule.sigma_max))
-    count = sum(probed(float(level)) for level in levels[: sampler.steps])
-    return count * (sampler.evaluations // sampler.steps)
+    each = sampler.evaluations // sampler.steps
+    # what is asked for at a noise level, and the number of evaluations that ask for it
+    asked = Counter((guidance.most(s), probed(float(s))) for s in levels[: sampler.steps])
+    for guided, observed, bent, _ in windows:
+        for (iterations, noisy), count in asked.items():
+            probes = settings.probes_of(bent) if noisy else 0
+            part = passes(settings.guidance, iterations, guided, observed, probes)
+            total = total + part * (count * each)
+    return total
 
 
 def _windows(

@@ -44,7 +44,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "residual": False,
         "understated": 0.0,
     },
-    "draft": {"sampler": "multistep", "steps": 16, "iterations": 4, "tolerance": 0.05},
+    "draft": {
+        "sampler": "multistep",
+        "steps": 16,
+        "iterations": 6,
+        "tolerance": 0.05,
+    },
 }
 
 
@@ -129,7 +134,11 @@ class Settings(Sampling):
         r"""The guidance."""
         probes = {"probes": self.curvature} if self.guidance == "mmps" else {}
         return GUIDANCES[self.guidance](
-            solver=self.solver, iterations=self.iterations, tolerance=self.tolerance, **probes
+            solver=self.solver,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+            early=self.early,
+            **probes,
         )
 
     def probes_of(self, curved: bool) -> int:

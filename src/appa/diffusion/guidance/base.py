@@ -29,12 +29,20 @@ class Guidance:
         solver: The solver of linear systems, `gmres` or `cg`.
         iterations: Its largest number of iterations.
         tolerance: The relative residual at which it stops, where there is not much noise.
+        early: The largest number of iterations where there is, by default as many.
     """
 
-    def __init__(self, solver: str = "gmres", iterations: int = 2, tolerance: float = 0.0):
+    def __init__(
+        self,
+        solver: str = "gmres",
+        iterations: int = 2,
+        tolerance: float = 0.0,
+        early: int | None = None,
+    ):
         if solver not in SOLVERS:
             raise ValueError(f"unknown solver {solver!r}; there are {', '.join(SOLVERS)}")
         self.solver, self.iterations, self.tolerance = solver, iterations, tolerance
+        self.early = iterations if early is None else min(early, iterations)
         self.forget()
 
     def forget(self) -> None:
@@ -69,6 +77,10 @@ class Guidance:
         """
         raise NotImplementedError
 
+    def most(self, sigma_t: Tensor | float) -> int:
+        r"""The largest number of iterations at a noise level."""
+        return self.iterations if float(sigma_t) <= MUCH else self.early
+
     def solve(
         self,
         observed: Linearized,
@@ -94,6 +106,9 @@ class Guidance:
         hides it meanwhile: the tolerance grows with it, as :math:`\epsilon \max(1, \sigma_t / 30)`.
         In exact cases that saves a tenth of the products and changes nothing else. (From 10 on it
         would save a fifth, and rounding would grow to more than batches may differ by.)
+
+        For the same reason iterations may be few there: see the settings of
+        `tests/exact/README.md`.
         """
         b = observed.likelihood.whiten(departure)
         solver, product = SOLVERS[self.solver], observed.whitened(cov_z)
@@ -102,7 +117,7 @@ class Guidance:
             scale = observed.likelihood.balance(observed.z.detach()[:1], remains)
             b, product = scale * b, _scaled(product, scale)
         tolerance = self.tolerance * max(1.0, float(sigma_t) / MUCH)
-        _, residual, iterations, correction = solver(product, b, self.iterations, tolerance)
+        _, residual, iterations, correction = solver(product, b, self.most(sigma_t), tolerance)
         left = torch.nan_to_num(residual, nan=math.inf).max().item()
         self.residual, self.products = max(self.residual, left), self.products + iterations
         if float(sigma_t) <= CLOSE:
