@@ -29,6 +29,7 @@ __all__ = [
     "machine",
     "matmul",
     "measure",
+    "out_of_memory",
     "peak",
     "planet_states",
     "planet_statistics",
@@ -100,26 +101,33 @@ def measure(
             among them only if it takes six times as many; it then counts.
 
     Returns:
-        Of `seconds` and `gibibytes`: on CUDA the largest allocation after the first call, weights
-        and all; elsewhere the growth of the resident set.
+        Of `seconds`, `core_seconds`, those of all cores together, which other work on a machine
+        does not lengthen as much, and `gibibytes`: on CUDA the largest allocation after the first
+        call, weights and all; elsewhere the growth of the resident set.
     """
     release(device)
     cuda = device.type == "cuda"
     before = 0 if cuda else peak("VmRSS")
     found: list[float] = []
+    cores: list[float] = []
     for _ in range(rounds + 1):
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.process_time()
         result = function()
         if cuda:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
+        cores.append(time.process_time() - own)
         del result
         if sum(found[1:]) > enough or found[0] > 6 * enough:
             break
         if cuda and len(found) == 1:  # kernels were tried out, with workspaces of any size
             torch.cuda.reset_peak_memory_stats()
     memory = torch.cuda.max_memory_allocated() if cuda else peak() - before
-    return {"seconds": min(found[1:] or found), "gibibytes": max(memory, 0) / GIB}
+    return {
+        "seconds": min(found[1:] or found),
+        "core_seconds": min(cores[1:] or cores),
+        "gibibytes": max(memory, 0) / GIB,
+    }
 
 
 def matmul(device: torch.device, dtype: torch.dtype) -> float:
@@ -160,7 +168,8 @@ class Report:
     r"""Runs sections, writes what they find to disk row by row, and prints tables.
 
     A row that fails, for want of memory or time say, is told with its reason, and the next goes
-    on; so is a section that takes too long. A file that is there keeps its other sections.
+    on; so is a section that takes too long. A file that is there keeps its other sections, each
+    with the head of the run it is of.
 
     Arguments:
         path: The file.
@@ -172,9 +181,10 @@ class Report:
     def __init__(self, path: Path, head: dict[str, Any], arguments: argparse.Namespace):
         self.path, self.only, self.limit = path, arguments.only, arguments.limit
         self.end = None if arguments.seconds is None else BEGUN + arguments.seconds
-        only = self.only
-        known = json.loads(path.read_text())["sections"] if only and path.exists() else {}
-        self.result: dict[str, Any] = {**head, "sections": known}
+        before = json.loads(path.read_text()) if self.only and path.exists() else {}
+        sections = before.pop("sections", {})
+        known = {name: {"head": before} | section for name, section in sections.items()}
+        self.head, self.result = head, {**head, "sections": known}
         print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
 
     def section(
@@ -183,6 +193,7 @@ class Report:
         rows: Rows,
         finish: Callable[[list], None] | None = None,
         each: float = math.inf,
+        times: float = 1.0,
     ) -> None:
         r"""Runs a section, if it is asked for.
 
@@ -191,13 +202,15 @@ class Report:
             rows: Its rows.
             finish: What completes rows that were measured, ratios for example.
             each: The seconds that a row may take, so that the following have theirs.
+            times: How many times the limit of other sections it may take.
         """
         if self.only and name not in self.only:
             return
         found: list[dict[str, Any]] = []
         begun = time.perf_counter()
-        self.result["sections"][name] = {"rows": found}
-        end = begun + self.limit if self.end is None else min(begun + self.limit, self.end)
+        self.result["sections"][name] = {"head": self.head, "rows": found}
+        end = begun + times * self.limit
+        end = end if self.end is None else min(end, self.end)
         if end <= begun:
             found.append({"failed": "no time was left"})
         for label, row in guarded(rows, end, each):
@@ -247,11 +260,19 @@ def limited(seconds: float):
         signal.signal(signal.SIGALRM, before)
 
 
+def out_of_memory(error: Exception) -> bool:
+    r"""Whether it is for want of memory, which libraries and CPUs have words of their own for."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("ALLOC_FAILED", "can't allocate memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
 def reason(error: Exception) -> str:
     r"""Why a row failed, in a few words; nothing that it held is kept."""
     error.__traceback__ = None
     name = type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError):
+    if out_of_memory(error):
         return "out of memory"
     text = (str(error).strip().splitlines() or [""])[0]
     return f"{name}: {text[:120]}"

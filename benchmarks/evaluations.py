@@ -2,27 +2,37 @@ r"""What guided evaluations and whole reanalyses cost, and how it grows."""
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from bench import AT_ONCE, Bench, Rows
-from common import measure, planet_states, release
+from common import GIB, measure, out_of_memory, peak, planet_states, release
 from torch import Tensor
 
 import appa
 from appa.data.planet import statistics
+from appa.machine import free_memory
 from appa.nn import fusing
+from appa.tasks import assimilation
 from appa.tasks.memory import Memory
+from appa.tasks.output import EnsembleWriter
+from appa.tasks.posterior import Posterior
 from appa.tasks.precision import Precision
 
-__all__ = ["grids", "guided", "lengths", "observed", "reanalysis"]
+__all__ = ["fitting", "grids", "guided", "lengths", "observed", "reanalysis", "whole"]
 
 
 def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list], None]]:
     r"""A guided evaluation, plain and ours, for numbers of members; and what compares the rows."""
     answers: dict[str, Tensor] = {}
+    cuda = bench.device.type == "cuda"
 
     def plain() -> dict[str, Any]:
         world = bench.world
@@ -51,11 +61,18 @@ def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list],
         world = bench.world
         likelihood, z_t = world.likelihood(world.operators(), at_once), world.noisy(m)
         found = took("appa", lambda: world.appa(z_t, likelihood), m, bench.rounds)
-        hours = at_once or sum(map(len, likelihood.groups))
-        held = Memory(world.config, bench.iterations, world.precision.size).total(
-            m, hours, len(likelihood.variance), world.model.autoencoder.at_once
+        return found | {"planned GiB": planned(m, at_once) / GIB}
+
+    def planned(m: int, at_once: int | None) -> int:
+        world = bench.world
+        sizes = [len(op) for op in world.operators() if op is not None]
+        return Memory(world.config, bench.iterations, world.precision.size).total(
+            m, at_once or len(sizes), sum(sizes), world.model.autoencoder.at_once
         )
-        return found | {"planned GiB": held / 2**30}
+
+    def free() -> int:
+        release(bench.device)
+        return free_memory(bench.device)
 
     def loose(at_once: int | None) -> dict[str, Any]:
         fusing.FUSED = False
@@ -82,22 +99,14 @@ def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list],
     def rows() -> Rows:
         yield {"way": "plain", "members": 1}, plain
         for m in members:
-            done: list[Any] = []
-
-            def run(m: int, at_once: int | None, done: list = done) -> dict[str, Any]:
-                done.append(ours(m, at_once))
-                return done[0]
-
-            for at_once in AT_ONCE if m == 1 else AT_ONCE[:1]:
-                label = {"way": "appa", "members": m, "hours at once": at_once or "all"}
-                yield label, lambda run=run, m=m, at_once=at_once: run(m, at_once)
-                if done:
-                    break
-            if m == 1 and bench.device.type == "cuda" and fusing.FUSED:
+            at_once = yield from fitting(m, ours, planned, free)
+            if m == 1 and cuda and fusing.FUSED:
                 label = {"way": "appa, nothing fused", "members": 1}
                 yield label, lambda at_once=at_once: loose(at_once)
             if m == 1:  # against which both are compared
-                yield {"way": "appa, single precision", "members": 1}, lambda: single(3)
+                same = not cuda and bench.precision == "float32"
+                way = "appa, 3 hours at once" if same else "appa, single precision"
+                yield {"way": way, "members": 1, "hours at once": 3}, lambda: single(3)
 
     def finish(found: list[dict[str, Any]]) -> None:
         one = {row["way"]: row["s"] for row in found if row["members"] == 1}
@@ -115,6 +124,52 @@ def guided(bench: Bench, members: Sequence[int]) -> tuple[Rows, Callable[[list],
     return rows(), finish
 
 
+def fitting(
+    m: int,
+    run: Callable[[int, int | None], dict[str, Any]],
+    planned: Callable[[int, int | None], int],
+    free: Callable[[], int],
+) -> Generator[tuple[dict[str, Any], Callable[[], dict[str, Any]]], None, int | None]:
+    r"""Rows of as many hours decoded at once as fit in memory: fewer are tried where more are
+    planned to take what is not free, or fail for want of it. What fails otherwise ends it.
+
+    Arguments:
+        m: The number of members.
+        run: What measures them, with so many hours at once.
+        planned: The bytes that it is planned to take.
+        free: The bytes that there are.
+
+    Returns:
+        The hours at once of the last row.
+    """
+    ended: list[bool] = []
+
+    def tried(at_once: int | None) -> dict[str, Any]:
+        held, most = planned(m, at_once), free()
+        if held > most:
+            told = f"not tried, {most / GIB:.3g} GiB are free"
+            return {"planned GiB": held / GIB, "failed": told}
+        ended.append(True)
+        try:
+            return run(m, at_once)
+        except Exception as error:
+            if out_of_memory(error):
+                ended.clear()
+            raise
+
+    for at_once in AT_ONCE:
+        label = {"way": "appa", "members": m, "hours at once": at_once or "all"}
+        yield label, lambda at_once=at_once: tried(at_once)
+        if ended:
+            break
+    return at_once
+
+
+def cores(device: torch.device, seconds: float) -> dict[str, float]:
+    r"""Seconds of all cores together, where it is they that compute."""
+    return {} if device.type == "cuda" else {"core s": seconds}
+
+
 def lengths(bench: Bench, hours: Sequence[int]) -> Rows:
     r"""An evaluation of a trajectory, all of its composed windows guided."""
 
@@ -124,6 +179,7 @@ def lengths(bench: Bench, hours: Sequence[int]) -> Rows:
         return {
             "windows": denoiser.windows,
             "s": found["seconds"],
+            **cores(bench.device, found["core_seconds"]),
             "s a window": found["seconds"] / denoiser.windows,
             "GiB": found["gibibytes"],
         }
@@ -143,6 +199,7 @@ def observed(bench: Bench, counts: Sequence[int], hours: Sequence[int]) -> Rows:
         return {
             "observations": len(likelihood.variance),
             "s": found["seconds"],
+            **cores(bench.device, found["core_seconds"]),
             "GiB": found["gibibytes"],
         }
 
@@ -194,7 +251,7 @@ def reanalysis(
 
     def run(length: int, members: int, settings: dict[str, Any]) -> dict[str, Any]:
         release(device)
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.process_time()
         result = loaded.reanalysis(
             seen,
             ds.time.values[0],
@@ -203,11 +260,12 @@ def reanalysis(
             variables=["2m_temperature"],
             **settings,
         )
-        took = time.perf_counter() - start
-        memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+        took, own = time.perf_counter() - start, time.process_time() - own
+        memory = torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else None
         return {
             "products": int(result.attrs["solver_products"]),
             "s": took,
+            **cores(device, own),
             "s a member and day": took / members / (length / 24),
             "GiB": memory,
         }
@@ -216,3 +274,79 @@ def reanalysis(
         told = ", ".join(f"{key} {value}" for key, value in settings.items())
         label = {"hours": length, "members": members, "settings": told or "the model's"}
         yield label, lambda case=(length, members, settings): run(*case)
+
+
+def whole(bench: Bench, settings: Sequence[str], steps: int | None = None, hours: int = 24) -> Rows:
+    r"""Whole reanalyses of one member with fresh weights, from the truth to a store on disk, as
+    users call them: the planet, brought to the preset's grid and in memory, is observed,
+    observations are read, and with each of the settings latents are drawn, decoded and written.
+    *Else* is what a run does beside these, hashes of weights and observations for example. Memory
+    of the host is the process's largest, on CUDA since it began.
+
+    Arguments:
+        bench: The world.
+        settings: Names.
+        steps: The number of steps, by default the settings'.
+        hours: The number of hours.
+    """
+    world, device = bench.world, bench.device
+    ds, seen = planet_states(bench.config, hours).load(), []
+
+    def run(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        release(device)
+        start = time.perf_counter()
+        found = part()
+        row = {"s": time.perf_counter() - start} | found
+        if "drawing s" in found:
+            row["else s"] = row["s"] - sum(v for key, v in found.items() if key.endswith(" s"))
+        if device.type == "cuda":
+            row["GiB"] = torch.cuda.max_memory_allocated() / GIB
+        return row | {"host GiB": peak() / GIB}
+
+    def observing() -> dict[str, Any]:
+        seen[:] = appa.observe(ds, world.network, statistics=statistics())
+        return {}
+
+    def reading() -> dict[str, Any]:
+        seen[:] = [appa.read_observations(seen, levels=bench.config.data.levels)]
+        return {"observations": len(seen[0])}
+
+    def drawing(setting: str) -> dict[str, Any]:
+        took: dict[str, float] = {}
+        given = {"setting": setting, "steps": steps, "precision": bench.precision, "members": 1}
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # fresh weights fit none
+            for name, owner, function in (
+                ("compiling s", assimilation, "compile_observations"),
+                ("drawing s", Posterior, "draw"),
+                ("decoding and writing s", EnsembleWriter, "write"),
+            ):
+                stack.enter_context(clocked(took, name, owner, function, device))
+            out, start = Path(folder) / "analysis.zarr", ds.time.values[0]
+            attrs = world.model.reanalysis(seen[0], start, hours, out=out, **given).attrs
+        return {"products": int(attrs["solver_products"])} | took
+
+    yield {"part": "observing"}, lambda: run(observing)
+    yield {"part": "reading"}, lambda: run(reading)
+    for name in settings:
+        yield {"part": f"reanalysis, {name}"}, lambda name=name: run(lambda: drawing(name))
+
+
+@contextmanager
+def clocked(
+    took: dict[str, float], name: str, owner: Any, function: str, device: torch.device
+) -> Iterator[None]:
+    r"""Adds up the seconds that calls of a function take."""
+    called = getattr(owner, function)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return called(*args, **kwargs)
+        finally:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            took[name] = took.get(name, 0.0) + time.perf_counter() - start
+
+    with patch.object(owner, function, timed):
+        yield

@@ -13,6 +13,8 @@ orbiter, against the plain way in the same run, see `windows.py`. Sections:
 - profile: the kernels it spends its time in;
 - observations: 10³ to 10⁸ of them, and fewer hours that have any;
 - lengths: trajectories of several windows;
+- whole: reanalyses of 24 hours from the truth to a store on disk, a member each, by the settings
+  `draft` and `paper`: observing, reading, compiling, drawing, decoding and writing;
 - grids: the presets, from 48×96 to 721×1440;
 - planet: the preset `planet` for many members;
 - reanalysis: whole ones by the trained model `planet`.
@@ -27,7 +29,7 @@ from __future__ import annotations
 import torch
 from bench import Bench
 from common import Report, arguments_of, machine
-from evaluations import grids, guided, lengths, observed, reanalysis
+from evaluations import grids, guided, lengths, observed, reanalysis, whole
 from passes import inside, parts, profile, speed
 
 from appa.nn import fusing
@@ -43,7 +45,9 @@ def main() -> None:
     # other sizes, to see that all sections run
     parser.add_argument("--preset", default="era5-0.25deg", help="a configuration")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, help="of reanalyses, with 2 iterations")
+    parser.add_argument(
+        "--steps", type=int, help="of reanalyses; of the planet's, with 2 iterations"
+    )
     parser.add_argument("--most", type=float, default=1e8, help="observations")
     arguments = parser.parse_args()
     device, preset = torch.device(arguments.device), arguments.preset
@@ -72,10 +76,12 @@ def main() -> None:
     report.section("guided", *guided(main, arguments.members))
     report.section("inside", inside(main))
     report.section("profile", profile(main))
-    report.section("parts", parts(main, compiled), each=95.0)
+    report.section("parts", parts(main, compiled), each=95.0, times=1.5)
     report.section("observations", observed(main, counts, (1, 6, 12)))
     report.section("lengths", lengths(main, (24, 36, 48, 72) if cuda else (24, 36)))
     vars(main).pop("world", None)  # its memory is wanted
+    report.section("whole", whole(main, ("draft", "paper"), arguments.steps), times=4)
+    vars(main).pop("world", None)
     presets = GRIDS if full else (preset,)
     report.section("grids", grids([(name, lambda name=name: bench(name)) for name in presets]))
     planet = [1, 8, 32] if cuda else [1]

@@ -42,8 +42,9 @@ def speed(bench: Bench) -> Rows:
 
 def parts(bench: Bench, compiled: bool) -> Rows:
     r"""Networks forward and in training, a state or a window each. What targets are about comes
-    first: decoder, transformer and training steps our way. Then kernels of attention, other
-    batches, the plain way, and networks compiled as a whole, which takes its time."""
+    first: decoder, also compiled as a whole, transformer, and training steps our way, on CUDA in
+    the preset's own precision too. Then kernels of attention, other batches, the plain way, and the
+    transformer compiled as a whole, which takes its time."""
     world, counts, config = bench.world, bench.counts, bench.config
     model, most = world.model, min(24, world.window)
 
@@ -80,7 +81,11 @@ def parts(bench: Bench, compiled: bool) -> Rows:
     decoder, forward = "decoder forward, a state", "transformer forward, a window"
     backward = "transformer backward, a window"
     yield row(decoder, "appa", 4, decode)
+    yield row(decoder, "appa", 1, decode)
+    if compiled:
+        yield row(decoder, "compiled", 4, decode)
     yield row(forward, "appa", 1, denoise)
+    yield row(forward, "appa", 4, denoise)
 
     units = {"autoencoder": "state", "denoiser": "window"}
 
@@ -96,11 +101,12 @@ def parts(bench: Bench, compiled: bool) -> Rows:
 
     ours = "appa" if compiled or bench.device.type == "cpu" else "eager"
     for network in units:
+        own = getattr(config.training, network).precision
         yield step(network, ours, bench.precision)
+        if own != bench.precision and bench.device.type == "cuda":  # a CPU's is single
+            yield step(network, ours, own)
     yield row(backward, "appa", 1, back)
-    yield row(forward, "appa", 4, denoise)
     yield from attention(bench)
-    yield row(decoder, "appa", 1, decode)
     yield row(decoder, "appa", most, decode)
     yield row(decoder, "plain", 1, decode)
     if bench.device.type == "cuda":
@@ -111,12 +117,7 @@ def parts(bench: Bench, compiled: bool) -> Rows:
         yield step(network, "plain", bench.precision)
     if compiled:
         for network in units:
-            own = getattr(config.training, network).precision
-            if own != bench.precision:  # as the preset has it
-                yield step(network, ours, own)
-        for network in units:
             yield step(network, "eager", bench.precision)
-        yield row(decoder, "compiled", 4, decode)
         yield row(forward, "compiled", 1, denoise)
         yield row(backward, "compiled", 1, back)
 
