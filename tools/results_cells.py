@@ -9,10 +9,12 @@ import xarray as xr
 from prior_page import number
 from results_scores import ALL, Results
 
+from appa.evaluation.comparison import no_worse
 from appa.plots.curves import look_of
 
-__all__ = ["SCORES", "change", "digits_of", "heads", "span"]
+__all__ = ["MARGIN", "SCORES", "change", "digits_of", "heads", "span", "verdict"]
 
+MARGIN = 2.0  # percent by which a run may be worse and still be no worse
 SCORES = {"skill": "skill", "crps": "CRPS", "ratio": "spread / skill"}
 
 
@@ -35,6 +37,12 @@ def change(found: xr.Dataset, channel: str, score: str = "crps") -> str:
     d, low, high = (number(100 * float(at[w]), 1) for w in words)
     told = f"{d} % ({low} to {high})" if low != "·" else f"{d} %"
     return f"**{told}**" if bool(at[f"{score}_real"]) else told
+
+
+def verdict(found: xr.Dataset, channel: str) -> str:
+    r"""Whether a run is no worse in CRPS by the margin, or a dot where that cannot be told."""
+    at = no_worse(found.isel(region=0), MARGIN).sel(channel=channel)
+    return at.item().replace("not told", "·")
 
 
 def digits_of(value: float) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 import xarray as xr
 from pages import filled, number, table
 from results_budget import budget
-from results_cells import SCORES, change, digits_of, heads, span
+from results_cells import MARGIN, SCORES, change, digits_of, heads, span, verdict
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
 from results_own import settings, stages
@@ -286,20 +286,22 @@ def variations(results: Results) -> str:
             name += f" (diverged at {results.diverged[product]} dates)"
         if product not in results.parts:
             if results.diverged.get(product):
-                rows.append([name, group, *["·"] * 8])
+                rows.append([name, group, *["·"] * 9])
             continue
         reference, runs = f"reanalysis-{hours}", results.runs(product)
         beside = reference
         if product == reference:  # of the dates and hours that variations have
             same = [p for p in order if known[p][2] == hours and p in results.parts]
             beside = next((p for p in same if p != reference), reference)
-        found = compare(results.runs(beside), runs).isel(region=0)
-        at = found.sel(channel=channel)
+        found = compare(results.runs(beside), runs)
+        at = found.isel(region=0).sel(channel=channel)
         scale = look_of(runs.sel(channel=channel))[0]
         values = [(scale if s != "ratio" else 1.0) * float(at[f"{s}_b"]) for s in SCORES]
         cells = [number(v, digits_of(v)) for v in values]
-        delta = "" if product == reference else change(found.expand_dims("region"), channel)
-        cells.insert(2, delta)
+        # those that diverged are not among its dates, and would be worse
+        spared = bool(results.diverged.get(product))
+        told = [change(found, channel), "·" if spared else verdict(found, channel)]
+        cells[2:2] = ["", ""] if product == reference else told
         costs = [ds.attrs for ds in results.parts[product].values()]
         for key, digits in (("denoiser", 0), ("decoder", 0), ("seconds", 2)):
             value = float(np.mean([c[key] / (c["processes"] if key == "seconds" else 1)
@@ -308,6 +310,7 @@ def variations(results: Results) -> str:
         rows.append([name, group, *cells, str(found.attrs["dates"])])
     unit = heads(results, [channel], "crps")[0]
     header = ["variation", "of", f"skill, {unit}", "CRPS", "CRPS against as set"]
+    header += [f"no worse than as set by {MARGIN:g} %"]
     header += ["spread / skill", "denoiser passes", "decoder passes", "s", "dates"]
     return table(header, rows)
 

@@ -15,6 +15,7 @@ from appa.cli import increment as increments
 from appa.cli.calibrate import register
 from appa.errors import AppaError
 
+from ..evaluation.test_comparison import pair
 from ..tasks import small
 
 
@@ -72,12 +73,33 @@ def test_the_reference_of_a_budget_may_be_a_cheaper_one(run, tmp_path):
     found = {}
     for name, reference in (("same", "steps=3,iterations=2"), ("more", "steps=5,iterations=4")):
         out = tmp_path / name
-        run("budget", *words, "--out", str(out), "--reference", f"{reference},tolerance=0")
+        given = ["--out", str(out), "--reference", f"{reference},tolerance=0"]
+        assert "or runs no worse, cannot be told" in run("budget", *words, *given)
         table = pd.read_csv(out / "budget.csv")
         table = table[(table["variation"] == "setting") & (table["score"] == "crps")]
         found[name] = table["difference"].item()
     assert found["same"] == 0
     assert found["more"] != 0
+
+
+def test_a_budget_tells_what_is_no_worse(run, tmp_path, monkeypatch):
+    r"""Worse by 1 %, by 5 %, and by what cannot be told among as much noise."""
+    means = {"reference": pair(0, 0)[0]}
+    means |= {name: pair(d, e)[1] for name, d, e in (("steps", 0.01, 0.001),
+                                                     ("solver", 0.05, 0.001),
+                                                     ("bias", 0.02, 0.5))}  # fmt: skip
+    monkeypatch.setattr("appa.tasks.experiments.error_budget", lambda *_, **__: means)
+    said = run("budget", "--truth", "planet", "--out", str(tmp_path))
+    skill, crps = said.split("crps:")
+    assert "no worse by 2 %" in skill
+    for line in (r"reference +1 *", r"steps +\+1\.0 %\* no worse", r"solver +\+5\.0 %\* worse *",
+                 r"bias +\+2\.0 %  · *"):  # fmt: skip
+        assert re.search(f"^{line}$", crps, re.M), crps
+    found = pd.read_csv(tmp_path / "budget.csv").set_index(["variation", "score"])["verdict"]
+    verdicts = [found[name, "crps"] for name in ("steps", "solver", "bias")]
+    assert verdicts == ["no worse", "worse", "not told"]
+    said = run("budget", "--truth", "planet", "--out", str(tmp_path), "--margin", "6")
+    assert re.search(r"^solver +\+5\.0 %\* no worse$", said.split("crps:")[1], re.M)
 
 
 def test_an_increment(tmp_path):

@@ -103,20 +103,23 @@ def test_two(folder):
     output = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr")
     skill, crps = output.split("CRPS, A")
     for table in (skill, crps):
-        *_, better = row(table, "t2m")
+        _, a, b, difference, low, _, high, better, *verdict = row(table, "t2m")
         assert better == "B"
-        _, a, b, difference, low, _, high, _ = row(table, "t2m")
+        assert verdict == ["no", "worse"]
         assert float(b) / float(a) == pytest.approx(0.9, abs=0.02)
         assert float(low) < float(difference) < float(high) < 0
-        assert row(table, "t500")[-1] == "·"
+        assert row(table, "t500")[7] == "·"
     told = r"8 blocks of 24 hours: \d of 6 differences are real; about 0.3 would be by chance alone"
     assert re.search(told, output)
     # each way the same
     output = run(folder, "b.nc", "a.nc", "--truth", "truth.zarr", "--variables", "t2m")
-    assert row(output, "t2m")[-1] == "A"
+    assert "B, by 2 %" in output
+    assert row(output, "t2m")[-2:] == ["A", "worse"]
+    swapped = ["b.nc", "a.nc", "--truth", "truth.zarr", "--variables", "t2m", "--margin", "20"]
+    assert row(run(folder, *swapped), "t2m")[-3:] == ["A", "no", "worse"]
     output = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr", "--days", "2")
     assert "4 blocks of 48 hours: 6 or more are needed" in output
-    assert row(output, "t2m")[-1] == "·"
+    assert row(output, "t2m")[-2:] == ["·", "·"]
     output = run(folder, "a.nc", "short.nc", "--truth", "truth.zarr")
     assert "2 blocks of 24 hours: 6 or more" in output
 
@@ -135,7 +138,7 @@ def test_climatology(folder, tmp_path):
     # and beside A, where B is compared with it
     both = run(folder, "a.nc", "b.nc", "--truth", "truth.zarr", "--climatology", str(path))
     assert row(both, "t850") == row(output, "t850")
-    assert row(both.split("skill, A")[1], "t2m")[-1] == "B"
+    assert row(both.split("skill, A")[1], "t2m")[-3] == "B"
 
 
 def test_forecasts(folder, tmp_path):
@@ -167,7 +170,7 @@ def test_forecasts(folder, tmp_path):
     output = run(folder, pattern, f"{tmp_path}/b*.nc", "--truth", "truth.zarr", "--leads", "1,6")
     one, six = output.split("global, 6 h ahead", 1)
     assert row(one, "t500")[-1] == "·"
-    assert row(six, "t500")[-1] == "A"
+    assert row(six, "t500")[-2:] == ["A", "worse"]
     assert "8 dates: " in six
     with pytest.raises(DataError, match="no forecast has lead time 13 h; they have 1 to 12 h"):
         run(folder, pattern, "--truth", "truth.zarr", "--leads", "13")

@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -299,6 +300,30 @@ def test_a_share_has_an_interval_of_its_own(tools):
     found = compare(a, a.assign(crps=0.8 * a["crps"])).isel(lead_time=0)
     assert found["crps_high"] - found["crps_low"] > 0.1 * found["crps_a"]
     assert change(found, "t2m") == "**−20.0 % (−20.0 to −20.0)**"
+
+
+def test_variations_that_are_no_worse(tools):
+    r"""A tenth better and a tenth worse of each date are told; of five dates nothing is, nor of a
+    variation whose other dates diverged."""
+    about = {"variations": [[name, name, "steps", 8] for name in ("less", "more", "few", "lost")]}
+    known = [("reanalysis-8", 1.0, 8), ("less", 0.9, 8), ("more", 1.1, 8), ("few", 0.9, 5),
+             ("lost", 0.9, 7)]  # fmt: skip
+    runs, cost = {}, {"denoiser": 1, "decoder": 1, "seconds": 1.0, "processes": 1, "members": 2}
+    for name, factor, dates in known:
+        crps = xr.DataArray(np.arange(1.0, 9)[None, :, None], dims=("region", "time", "channel"))
+        data = {key: factor * crps for key in ("squared_error", "variance", "crps")}
+        data |= {key: xr.ones_like(crps) for key in ("weight", "share")}
+        coords = {"region": ["global"], "channel": ["t2m"]}
+        coords["time"] = stretches(8, 1, "2004-01-03").ravel().astype("datetime64[ns]")
+        for key, value in (("variable", "2m_temperature"), ("level", np.nan), ("units", "K")):
+            coords[key] = ("channel", [value])
+        runs[name] = xr.Dataset(data, coords, cost).isel(time=slice(dates))
+    parts = {name: {0: run} for name, run in runs.items()}
+    results = SimpleNamespace(main="reanalysis-8", first=8, about=about, parts=parts, of=parts.get)
+    results.diverged, results.shown, results.runs = {"lost": 1}, ["t2m"], runs.get
+    head, _, *rows = tools("results_page").variations(results).splitlines()
+    column = head.split(" | ").index("no worse than as set by 2 %")
+    assert [row.split(" | ")[column] for row in rows] == ["", "no worse", "worse", "·", "·"]
 
 
 def test_dates(tools):

@@ -148,6 +148,10 @@ def budget(
         str, typer.Option(help="Variables, or channels such as z500, with commas.")
     ] = "t2m,z500,t850",
     regions: RegionsOption = "global",
+    margin: Annotated[
+        float,
+        typer.Option(min=0, help="Percent by which a run may be worse and still be no worse."),
+    ] = 2.0,
     seed: SeedOption = 0,
     device: DeviceOption = None,
     batch: BatchOption = None,
@@ -156,7 +160,8 @@ def budget(
     """Tell where the error of an analysis comes from.
 
     Runs of the same dates, observations and seed differ from a converged reference in one thing
-    each. Killed, the same command goes on.
+    each. It is told which differences are real, and which runs are no worse by a margin. Killed,
+    the same command goes on.
 
     Example: appa budget planet --truth planet --start 2021-03-21T00 --count 3 --out budget
     """
@@ -185,7 +190,7 @@ def budget(
             batch=batch,
             workers=workers,
         )
-    table = error_budget_table(means, days=-(-every // 24))
+    table = error_budget_table(means, days=-(-every // 24), margin=margin)
     path = out / "budget.csv"
     partial = path.with_name(f".{path.name}.partial")
     table.to_csv(partial, index=False)
@@ -194,11 +199,12 @@ def budget(
         for region in dict.fromkeys(table["region"]):
             part = table[(table["score"] == score) & (table["region"] == region)]
             where = "" if "," not in regions else f", {region}"
-            typer.echo(f"{score}{where}: the reference's, and what others differ by, * where real")
+            typer.echo(f"{score}{where}: the reference's, and what others differ by, * where real; "
+                       f"whether they are no worse by {margin:g} %")  # fmt: skip
             typer.echo(_by_channel(part) + "\n")
     if count * every < 24 * FEWEST:
-        typer.echo(f"which differences are real cannot be told: {count} runs start on fewer than "
-                   f"{FEWEST} days")  # fmt: skip
+        typer.echo(f"which differences are real, or runs no worse, cannot be told: {count} runs "
+                   f"start on fewer than {FEWEST} days")  # fmt: skip
     typer.echo(f"{path} is written")
 
 
@@ -207,9 +213,10 @@ def _by_channel(part: Any) -> str:
     import pandas as pd
 
     cells = [
-        f"{row.value:.3g}"
+        f"{row.value:.3g}{'':12}"
         if row.difference != row.difference
-        else f"{100 * row.relative:+.1f} %{'*' if row.real is True else ' '}"
+        else f"{100 * row.relative:+.1f} %{'*' if row.real is True else ' '} "
+        f"{row.verdict.replace('not told', '·'):8}"
         for row in part.itertuples()
     ]
     shown = pd.DataFrame({"variation": part["variation"], "channel": part["channel"], "": cells})

@@ -61,6 +61,9 @@ def evaluate(
     days: Annotated[
         int, typer.Option(min=1, help="Days that are resampled together, or runs issued in them.")
     ] = 1,
+    margin: Annotated[
+        float, typer.Option(min=0, help="Percent by which B may be worse and still be no worse.")
+    ] = 2.0,
     seed: Annotated[int, typer.Option(min=0, help="The seed of resampling.")] = 0,
     scheduler: Annotated[
         str | None, typer.Option(help="A Dask scheduler, e.g. tcp://host:8786; else threads.")
@@ -73,7 +76,7 @@ def evaluate(
 
     Skill is the error of the ensemble mean, CRPS that of the ensemble (fair), ratio spread over
     skill. Forecasts are scored by lead time, several dates together. Of two, differences are told
-    with 95 % intervals from resampled days, or dates.
+    with 95 % intervals from resampled days, or dates; and whether B is no worse by a margin.
 
     Example: appa evaluate analysis.zarr --truth planet --regions global,tropics
 
@@ -120,7 +123,7 @@ def evaluate(
                 scores = {k: metrics(pool(m, dims)).isel(region=0) for k, m in alone.items()}
                 _table(region + title, scores, shown)
             if "B" in part:
-                _differences(region + title, part, shown, days, seed)
+                _differences(region + title, part, shown, days, margin, seed)
     left = means["A"].sizes["channel"] - len(_shown(means["A"]))
     if left:
         where = f"{out} has all" if out is not None else "--variables shows them, --out has all"
@@ -253,17 +256,22 @@ def _table(region: str, scores: dict[str, xr.Dataset], channels: list[str]) -> N
 
 
 def _differences(
-    region: str, means: dict[str, xr.Dataset], channels: list[str], days: int, seed: int
+    region: str,
+    means: dict[str, xr.Dataset],
+    channels: list[str],
+    days: int,
+    margin: float,
+    seed: int,
 ) -> None:
-    r"""Prints the scores of two runs, and which differences are real."""
-    from ..evaluation.comparison import FEWEST, by_chance, compare
+    r"""Prints the scores of two runs, which differences are real, and where B is no worse."""
+    from ..evaluation.comparison import FEWEST, by_chance, compare, no_worse
 
     found = compare(means["A"], means["B"], days=days, seed=seed).isel(region=0)
     found = found.squeeze("lead_time") if "lead_time" in found.dims else found
     known = [c for c in channels if c in found["channel"].values]
     verdicts = []
     for score, word in (("skill", "skill"), ("crps", "CRPS")):
-        rows = []
+        rows, verdict = [], no_worse(found, margin, score)
         for channel in known:
             scale, unit = _look(found, channel)
             at = {
@@ -274,10 +282,11 @@ def _differences(
             better = ("B" if at["difference"] < 0 else "A") if real else "·"
             ends = "·" if at["low"] != at["low"] else f"{at['low']:+.3g} … {at['high']:+.3g}"
             row = [channel, unit, f"{at['a']:.3g}", f"{at['b']:.3g}"]
-            rows.append([*row, f"{at['difference']:+.3g}", ends, better])
+            told = verdict.sel(channel=channel).item().replace("not told", "·")
+            rows.append([*row, f"{at['difference']:+.3g}", ends, better, told])
             verdicts.append(better)
         heads = ["", "unit", f"{word}, A", f"{word}, B", "B − A", "95 %", "better"]
-        _print(region, heads, rows)
+        _print(region, [*heads, f"B, by {margin:g} %"], rows)
     blocks = found.attrs["blocks"]
     one = "block" if blocks == 1 else "blocks"
     told = f"{blocks} {one} of {days * 24} hours"
@@ -285,7 +294,8 @@ def _differences(
         several = days > 1 or found.attrs["dates"] > blocks  # of one day
         told = f"{blocks} {one} of dates" if several else f"{blocks} dates"
     if blocks < FEWEST:
-        typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real")
+        typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real, "
+                   "or B no worse")  # fmt: skip
     else:
         real = sum(v != "·" for v in verdicts)
         typer.echo(

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError
-from .comparison import compare
+from .comparison import compare, no_worse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ def error_budget_table(
     reference: str = "reference",
     channels: Sequence[str] | None = None,
     days: int = 1,
+    margin: float = 2.0,
     seed: int = 0,
 ) -> pd.DataFrame:
     r"""The scores of variations beside those of the reference.
@@ -45,12 +46,15 @@ def error_budget_table(
         reference: The name of what they are compared with.
         channels: The channels told, by default all.
         days: The days of a block; dates within are resampled together.
+        margin: How much worse counts as nothing, in percent of the reference's score.
         seed: The seed of resampling.
 
     Returns:
         One row for each variation, region, channel and score: `value`, `difference` from the
         reference, `low` and `high`, the ends of its interval, `relative` (the value over the
-        reference's, less one) with `relative_low` and `relative_high`, and whether it is `real`.
+        reference's, less one) with `relative_low` and `relative_high`, whether it is `real`, and
+        of skill and CRPS the `verdict` by the margin, see
+        :func:`~appa.evaluation.comparison.no_worse`.
     """
     import pandas as pd
 
@@ -70,6 +74,8 @@ def error_budget_table(
                         for key in DIFFERENCES:
                             row[key] = float(at[f"{score}_{key}"])
                         row["real"] = bool(at[f"{score}_real"])
+                        if score != "ratio":  # which is not better the smaller
+                            row["verdict"] = no_worse(at, margin, score).item()
                     rows.append(row)
     return pd.DataFrame(rows)
 
