@@ -21,7 +21,14 @@ from ..errors import DataError
 from .layout import COORDINATES
 from .variables import SPELLINGS, STATIC, VARIABLES, conversion
 
-__all__ = ["ALIASES", "DIMENSIONS", "canonical_chunks", "canonicalize", "unrecognised"]
+__all__ = [
+    "ALIASES",
+    "DIMENSIONS",
+    "canonical_chunks",
+    "canonicalize",
+    "is_rearranged",
+    "unrecognised",
+]
 
 DIMENSIONS = ("member", "time", "level", "latitude", "longitude")
 
@@ -86,6 +93,11 @@ class Rearranged(BackendArray):
         if self.units != (1.0, 0.0):
             values = values * self.units[0] + self.units[1]
         return np.ascontiguousarray(values, dtype=self.dtype)
+
+
+def is_rearranged(var: xr.Variable) -> bool:
+    r"""Whether a variable's values are moved when they are read."""
+    return isinstance(getattr(var._data, "array", None), Rearranged)
 
 
 def _cover(index: Any) -> tuple[Any, Any]:

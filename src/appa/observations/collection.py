@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +46,7 @@ class Observations:
             `<variable>_error` beside each, NaN in the same places; or :py:`None`.
         excluded: What is no longer here: `reason`, `count`, `example`.
         notes: What else a reader of the report should know, a line each.
+        count: The number of values, if it is known; fields are counted if not.
 
     Example:
         >>> observations = appa.read_observations("stations.csv")
@@ -60,23 +60,22 @@ class Observations:
         gridded: xr.Dataset | None = None,
         excluded: pd.DataFrame | None = None,
         notes: Iterable[str] = (),
+        count: int | None = None,
     ):
         self.points = _columns(points)
         self.gridded = gridded
         self.excluded = table({}) if excluded is None else excluded
         self.notes = tuple(dict.fromkeys(notes))
-
-    @cached_property
-    def _values(self) -> int:
-        if self.gridded is None:
-            return len(self.points)
-        from dask.base import compute
-
-        counts = compute(*(v.notnull().sum().data for v in values_of(self.gridded)))
-        return len(self.points) + sum(int(n) for n in counts)
+        self.count = len(self.points) if gridded is None else count
 
     def __len__(self) -> int:
-        return self._values
+        if self.count is None:
+            assert self.gridded is not None
+            from dask.base import compute
+
+            counts = compute(*(v.notnull().sum().data for v in values_of(self.gridded)))
+            self.count = len(self.points) + sum(int(n) for n in counts)
+        return self.count
 
     def __bool__(self) -> bool:  # without counting
         return len(self.points) > 0 or self.gridded is not None
@@ -164,7 +163,8 @@ class Observations:
             gone = before - int(new[name].notnull().sum())
             count, example = count + gone, example or f"{name} on the grid" * bool(gone)
         excluded = join([self.excluded, table({reason: (count, example)})])
-        return Observations(points, fields, excluded, self.notes)
+        left = None if self.count is None else self.count - count
+        return Observations(points, fields, excluded, self.notes, left)
 
     def between(self, start: Any, hours: int) -> Observations:
         r"""Those of a period: :math:`L` hours from a start on, by the hour they are matched to.
@@ -182,12 +182,16 @@ class Observations:
         if self.gridded is not None:
             time = self.gridded["time"].values.astype("datetime64[ns]")
             inside = (time >= first) & (time < end)
-            fields = self.gridded.isel(time=np.flatnonzero(inside)) if inside.any() else None
-            kept = Observations(out.points, fields)
-            gone = len(self) - len(kept) - (len(self.points) - len(out.points))
-            far = f"fields at {time[~inside][0].astype('datetime64[m]')}" if gone else ""
-            excluded = join([out.excluded, table({PERIOD: (gone, far)})])
-            out = Observations(out.points, fields, excluded, self.notes)
+            if not inside.all():
+                some = np.flatnonzero(inside)
+                if len(some) and (np.diff(some) == 1).all():  # of which nothing is copied
+                    some = slice(some[0], some[-1] + 1)
+                fields = self.gridded.isel(time=some) if inside.any() else None
+                kept = Observations(out.points, fields)
+                gone = len(self) - len(kept) - (len(self.points) - len(out.points))
+                far = f"fields at {time[~inside][0].astype('datetime64[m]')}" if gone else ""
+                excluded = join([out.excluded, table({PERIOD: (gone, far)})])
+                out = Observations(out.points, fields, excluded, self.notes, len(kept))
         if len(self) and not len(out):
             last = end - np.timedelta64(1, "h")
             a, b, c, d = (
@@ -213,9 +217,12 @@ class Observations:
                 more = pd.concat([more, rows_of(other.gridded)], ignore_index=True)
         excluded = join([self.excluded, other.excluded])
         points, again = _without_duplicates([self.points, more])
-        gone = table({DUPLICATE: (shared + again[0], again[1] or "on the grid" * bool(shared))})
+        both = shared + again[0]
+        gone = table({DUPLICATE: (both, again[1] or "on the grid" * bool(shared))})
         notes = (*self.notes, *other.notes)
-        return Observations(points, fields, join([excluded, gone]), notes)
+        known = self.count is not None and other.count is not None
+        count = len(self) + len(other) - both if known else None
+        return Observations(points, fields, join([excluded, gone]), notes, count)
 
     def digest(self) -> str:
         r"""A name for exactly these values, whatever their order: 16 hexadecimal digits."""
@@ -292,15 +299,82 @@ def merge(parts: list[xr.Dataset]) -> tuple[xr.Dataset, int]:
     for part in parts:
         # coordinates may have been rounded, and those a little apart would be others
         part = part.assign_coords({dim: out[dim] for dim in ("latitude", "longitude")})
-        both = [v.name for v in values_of(part) if v.name in out]
-        shared += sum(int((out[n].notnull() & part[n].notnull()).sum()) for n in both)
         attrs = {k: v.attrs for ds in (part, out) for k, v in ds.variables.items()}
-        out = out.combine_first(part)
-        # a union of coordinates is sorted, and latitudes run from north to south
-        out = out.sortby("latitude", ascending=False)
+        both = [v.name for v in values_of(part) if v.name in out]
+        if not set(out.data_vars) & set(part.data_vars) and _same_times(out, part):
+            out = out.assign(part.data_vars)  # as they are, without a copy
+        elif _in_memory(out) and _in_memory(part):
+            out, again = _fill(out, part)
+            shared += again
+        else:
+            shared += sum(int((out[n].notnull() & part[n].notnull()).sum()) for n in both)
+            out = out.combine_first(part)
+            # a union of coordinates is sorted, and latitudes run from north to south
+            out = out.sortby("latitude", ascending=False)
         for key, value in attrs.items():
             out[key].attrs = value
     return out, shared
+
+
+def _same_times(a: xr.Dataset, b: xr.Dataset) -> bool:
+    r"""Whether two datasets have the same times, and levels if both have any."""
+    return all(
+        np.array_equal(a[dim].values, b[dim].values)
+        for dim in ("time", "level")
+        if dim in a.dims and dim in b.dims
+    )
+
+
+def _in_memory(fields: xr.Dataset) -> bool:
+    r"""Whether all fields are arrays in single precision, hour by hour in order."""
+    return bool(
+        fields.indexes["time"].is_monotonic_increasing
+        and fields.indexes["time"].is_unique
+        and all(
+            isinstance(v.variable._data, np.ndarray)
+            and v.dtype == np.float32
+            and v.dims in (FIELD, FIELD[:1] + FIELD[2:])
+            for v in fields.data_vars.values()
+        )
+    )
+
+
+FIELD = ("time", "level", "latitude", "longitude")
+
+
+def _fill(a: xr.Dataset, b: xr.Dataset) -> tuple[xr.Dataset, int]:
+    r"""Two datasets in memory as one, hour by hour, and the number of values both have."""
+    ends = [dim for dim in ("time", "level") if dim in a.dims or dim in b.dims]
+    union = {
+        dim: np.unique(np.concatenate([ds[dim].values for ds in (a, b) if dim in ds.dims]))
+        for dim in ends
+    }
+    named = {str(v.name) for v in values_of(a)} & {str(v.name) for v in values_of(b)}
+    data: dict[str, Any] = {}
+    shared = 0
+    for name in dict.fromkeys(map(str, (*a.data_vars, *b.data_vars))):
+        sources = [ds[name] for ds in (a, b) if name in ds]
+        dims = sources[0].dims
+        shape = [len(union[str(d)]) if d in union else sources[0].sizes[d] for d in dims]
+        if len(sources) == 1 and list(sources[0].shape) == shape:
+            data[name] = dims, sources[0].values
+            continue
+        new = np.full(shape, np.nan, np.float32)
+        for first, v in zip((True, False), sources, strict=False):
+            at = np.searchsorted(union["time"], v["time"].values)
+            rows = np.searchsorted(union["level"], v["level"].values) if v.ndim > 3 else None
+            for k, t in enumerate(at):
+                hour, x = new[t] if rows is None else new[t, rows], v.values[k]
+                if first:
+                    hour = x
+                else:
+                    have, more = ~np.isnan(hour), ~np.isnan(x)
+                    shared += int(np.count_nonzero(have & more)) if name in named else 0
+                    hour = np.where(have, hour, x)
+                new[t if rows is None else (t, rows)] = hour
+        data[name] = dims, new
+    coords = {**{d: union[d] for d in ends}, **{d: a[d] for d in ("latitude", "longitude")}}
+    return xr.Dataset(data, coords, a.attrs), shared
 
 
 def _without_duplicates(parts: list[pd.DataFrame]) -> tuple[pd.DataFrame, tuple[int, str]]:

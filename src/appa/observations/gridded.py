@@ -2,8 +2,10 @@ r"""Gridded observations, read from datasets.
 
 A dataset has a field for each observable, NaN where nothing was seen, and `<variable>_error` beside
 it. Fields are canonicalized one by one, so that each has its own unit and its error gets no offset,
-and are screened as tables are. Files are read through Dask, in pieces: counting what is unusable
-takes a pass over the data but no memory, and the values stay on disk until they are asked for.
+and are screened as tables are, an hour at a time, see :mod:`appa.observations.screening`. Files
+are read through Dask, in pieces: counting what is unusable takes a pass over the data but no
+memory, and the values stay on disk until they are asked for. Fields in memory of which nothing is
+left out are not copied: they are the arrays that were given.
 
 Fields of derived observables, and fields that do not cover a whole grid, become points: a value at
 a grid point is a value at a place.
@@ -17,28 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import xarray as xr
+from xarray.core import indexing
 
-from ..data.canonical import ALIASES, canonicalize
+from ..data.canonical import ALIASES, canonicalize, is_rearranged
 from ..data.grids import Grid
 from ..data.layout import COORDINATES
 from ..data.variables import STATIC, VARIABLES
 from ..errors import DataError
 from . import observables
-from .checks import (
-    DUPLICATE,
-    ERROR,
-    LEVEL,
-    NUMBER,
-    RANGE,
-    TOLERANCE,
-    UNKNOWN,
-    between_levels,
-    join,
-    margin,
-    match_hours,
-    table,
-)
-from .collection import Observations, merge, rows_of
+from .checks import UNKNOWN, join, table
+from .collection import Observations, rows_of
+from .screening import Field, screen_field
 from .units import conversion, looks_like, plausible_range, recognise, wrong_units
 
 __all__ = ["Rules", "default_error", "has_grid", "read_gridded"]
@@ -104,14 +95,14 @@ def read_gridded(ds: xr.Dataset, where: str, rules: Rules) -> Observations:
     for key, (name, level, implied) in fields.items():
         said = units.get(name) or ds[key].attrs.get("units") or implied
         try:
-            pair, message = _pair(ds, key, name, level, said, error)
+            one, message = _pair(ds, key, name, level, said, error)
         except DataError as wrong_about:
             raise DataError(f"{where}: {key!r}: {wrong_about}") from None
-        if message:
+        if one is None:
             wrong.append(message)
             continue
-        pair, counts = _screen(pair, name, where, tolerance, levels)
-        parts.append(_place(pair, name, table(counts)))
+        pair, counts, left = screen_field(one, where, tolerance, levels)
+        parts.append(_place(pair, name, table(counts), left))
     if wrong:
         raise DataError(f"{where}: " + "\n".join(wrong))
     out = Observations(excluded=excluded, notes=notes)
@@ -169,8 +160,9 @@ def _pair(
     level: float | None,
     said: object,
     error: Mapping[str, Any],
-) -> tuple[xr.Dataset, str]:
-    r"""A field and its error, canonical and in the observable's unit; or what is wrong with it."""
+) -> tuple[Field | None, str]:
+    r"""A field and its error, canonical, and what converts them to the observable's unit; or what
+    is wrong with it."""
     target = observables.find(name).units
     told = str(said or target)
     scale, offset = conversion(told, target, name)
@@ -179,17 +171,24 @@ def _pair(
     sample, rows = _sample(raw)
     ranges = np.array([plausible_range(name, p) for p in levels])[rows]
     if likely := looks_like(name, sample, *ranges.T, units=told if said else None):
-        return xr.Dataset(), wrong_units(name, sample, told, likely)
-    if f"{key}_error" in ds:
-        sd = _canonical(ds, f"{key}_error", name, level)
-        own = units_of_error(ds[f"{key}_error"], told)
-        sd = sd * np.float32(conversion(own, target, name)[0])
-        if name in error:
-            sd = sd.fillna(np.float32(scale * (default_error(error, name, told) or np.nan)))
-    else:
-        sd = xr.full_like(raw, np.float32(scale * (default_error(error, name, told) or np.nan)))
-    value = raw if (scale, offset) == (1, 0) else raw * np.float32(scale) + np.float32(offset)
-    return xr.Dataset({name: value, f"{name}_error": sd}), ""
+        return None, wrong_units(name, sample, told, likely)
+    default = None
+    if name in error or f"{key}_error" not in ds:
+        default = scale * (default_error(error, name, told) or np.nan)
+    if f"{key}_error" not in ds:
+        return Field(name, raw, _constant(raw, default), scale, offset), ""
+    sd = _canonical(ds, f"{key}_error", name, level)
+    by = conversion(units_of_error(ds[f"{key}_error"], told), target, name)[0]
+    raw, sd = xr.align(raw, sd, join="outer", copy=False)
+    return Field(name, raw, sd, scale, offset, by, default), ""
+
+
+def _constant(raw: xr.DataArray, number: float | None) -> xr.DataArray:
+    r"""A field of one number, which takes no memory."""
+    one = np.float32(np.nan if number is None else number)
+    if raw.chunks is not None:
+        return xr.full_like(raw, one)
+    return xr.DataArray(np.broadcast_to(one, raw.shape), raw.coords, raw.dims)
 
 
 def units_of_error(sd: xr.DataArray, told: str) -> str:
@@ -215,7 +214,14 @@ def _canonical(ds: xr.Dataset, key: str, name: str, level: float | None) -> xr.D
                 f"it one, for example with ds.expand_dims({dim}={example}){named}"
             )
     one[stand_in].attrs = {}
-    found = canonicalize(one)[stand_in].drop_attrs(deep=False)
+    given = one[stand_in].variable
+    if isinstance(given._data, np.ndarray):  # to be moved and rounded an hour at a time
+        lazy = indexing.LazilyIndexedArray(indexing.NumpyIndexingAdapter(given._data))
+        one = one.assign({stand_in: xr.Variable(given.dims, lazy)})
+    found = canonicalize(one)[stand_in]
+    found.attrs = {}  # drop_attrs would read it
+    if isinstance(given._data, np.ndarray) and not is_rearranged(found.variable):
+        found = xr.DataArray(given._data.reshape(found.shape), found.coords, found.dims)
     if levels and level is not None and level not in found["level"].values:
         at = ", ".join(f"{p:g}" for p in found["level"].values)
         raise DataError(f"its name says {level:g} hPa, and its level {at}; correct one of them")
@@ -236,77 +242,7 @@ def _sample(raw: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(values).astype(np.float64), np.concatenate(rows)
 
 
-def _screen(
-    pair: xr.Dataset, name: str, where: str, tolerance: np.timedelta64, levels: Sequence[float]
-) -> tuple[xr.Dataset, dict[str, tuple[int, str]]]:
-    r"""The field without what is unusable, at whole hours, and how many values were."""
-    from dask.base import compute
-
-    value, sd = pair[name], pair[f"{name}_error"]
-    hour, distance = match_hours(value["time"].values)
-    right: xr.DataArray | bool = True
-    low, high = plausible_range(name)
-    if "level" in value.dims:
-        p = pair["level"]
-        right = between_levels(p, levels)
-        ranges = np.array([plausible_range(name, x) for x in p.values])
-        low, high = (xr.DataArray(r, dims="level", coords={"level": p}) for r in ranges.T)
-    lazily: dict[str, Any] = {"dask": "parallelized", "output_dtypes": [np.float64]}
-    down, up = (
-        xr.apply_ufunc(margin, sd, low, high, kwargs={"below": below}, **lazily)
-        for below in (True, False)
-    )
-    near = xr.DataArray(distance <= tolerance, dims="time", coords={"time": value["time"]})
-    good = value.notnull()
-    rejected = {}
-    for reason, holds in (
-        (NUMBER, abs(value) < np.inf),
-        (LEVEL, right),
-        (RANGE, (value >= low - down) & (value <= high + up)),
-        (ERROR, (sd > 0) & (sd < np.inf)),
-        (TOLERANCE, near),
-    ):
-        if holds is not True:
-            rejected[reason] = good & ~holds
-            good = good & holds
-    totals = compute(*(mask.sum().data for mask in rejected.values()))
-    counts = {
-        reason: (int(n), _example(value, mask, where) if n else "")
-        for (reason, mask), n in zip(rejected.items(), totals, strict=True)
-    }
-    pair = pair.where(good.transpose(*value.dims)).isel(time=np.flatnonzero(near.values))
-    hour, distance = hour[near.values], distance[near.values]
-
-    # several times of one hour: the nearest first, and where it is NaN the next
-    order = np.lexsort((np.arange(len(hour)), distance, hour))
-    turn = pd.Series(hour[order]).groupby(hour[order]).cumcount().to_numpy()
-    parts = [
-        pair.isel(time=order[turn == k]).assign_coords(time=hour[order[turn == k]])
-        for k in range(int(turn.max(initial=-1)) + 1)
-    ]
-    if len(parts) > 1:
-        pair, again = merge(parts)
-        counts[DUPLICATE] = again, f"{name} of {len(hour)} times in {parts[0].sizes['time']} hours"
-    elif parts:
-        pair = parts[0]
-    return pair, counts
-
-
-def _example(value: xr.DataArray, mask: xr.DataArray, where: str) -> str:
-    mask = mask.transpose(*value.dims)
-    for k in range(value.sizes["time"]):
-        here = mask.isel(time=k).values
-        if here.any():
-            index = np.unravel_index(int(np.argmax(here)), here.shape)
-            at = value.isel(time=k)[index]
-            level = f" at {int(at['level'])} hPa" if "level" in at.coords else ""
-            when = np.datetime_as_string(at["time"].values, "m")
-            place = f"{float(at['latitude']):g}, {float(at['longitude']):g}"
-            return f"{where}: {value.name}{level} of {float(at):.6g} at {place}, {when}"
-    return where
-
-
-def _place(pair: xr.Dataset, name: str, excluded: pd.DataFrame) -> Observations:
+def _place(pair: xr.Dataset, name: str, excluded: pd.DataFrame, count: int) -> Observations:
     r"""The field as a field, or as points where it cannot be one."""
     if not pair.sizes.get("time"):
         return Observations(excluded=excluded)
@@ -326,4 +262,4 @@ def _place(pair: xr.Dataset, name: str, excluded: pd.DataFrame) -> Observations:
         "standard_name": f"{attrs['standard_name']} standard_error",
         "units": attrs["units"],
     }
-    return Observations(None, pair, excluded)
+    return Observations(None, pair, excluded, count=count)

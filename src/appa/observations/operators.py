@@ -344,6 +344,8 @@ class Compiler:
         if observable.levels != "level":
             return [table]
         on = self.space.on_level(table.level)
+        if on.all():
+            return [table]
         return [table.take(keep) for keep in (on, ~on) if keep.any()]
 
     def itself(self, table: Table, observable: Observable) -> tuple:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ..data.canonical import ALIASES
 from ..data.stores import NETCDF, consolidated, missing
 from ..data.variables import LEVELS
 from ..errors import DataError, StoreError, nearest
@@ -49,7 +50,8 @@ def read_observations(
 
     Arguments:
         source: A path (`.csv`, `.csv.gz`, `.parquet`, `.nc`, `.zarr`; a pattern such as
-            `"obs/*.csv"`), a `DataFrame`, a `Dataset`, observations, or a list of these.
+            `"obs/*.csv"`), a `DataFrame`, a `Dataset`, observations, or a list of these. Fields in
+            memory of which nothing is left out are shared, not copied: change them no more.
         strict: Whether to refuse a source with anything unusable, rather than exclude it.
         units: The units of variables, and of `level` and `elevation`, by name. They count for more
             than what the source says.
@@ -129,6 +131,8 @@ def _named(given: Mapping[str, Any], others: tuple[str, ...], what: str) -> dict
 
 def _anything(part: Observations) -> bool:
     r"""Whether there is a value; a field is read up to the first hour that has one."""
+    if part.count is not None:
+        return part.count > 0
     fields = [] if part.gridded is None else values_of(part.gridded)
     return len(part.points) > 0 or any(
         bool(v.isel(time=k).notnull().any()) for v in fields for k in range(v.sizes["time"])
@@ -181,14 +185,21 @@ def _read_path(path: Path, rules: Rules) -> Observations:
         excluded = checks.join([gone, found.excluded])
         return Observations(found.points, found.gridded, excluded, found.notes)
     if name.endswith(NETCDF) or path.is_dir():
-        options: dict[str, Any] = {"chunks": {}, "decode_timedelta": False}
+        options: dict[str, Any] = {"cache": False, "decode_timedelta": False}
         if path.is_dir():
             options |= {"engine": "zarr", "consolidated": consolidated(path)}
         ds = _load(xr.open_dataset, path, **options)
-        return _read_dataset(ds, file, rules)
+        return _read_dataset(_by_hour(ds), file, rules)
     raise DataError(
         f"{path} is of no known kind; observations come as {', '.join((*TABLES, *NETCDF))} or .zarr"
     )
+
+
+def _by_hour(ds: xr.Dataset) -> xr.Dataset:
+    r"""A dataset that is read through Dask, as many hours at once as are stored together."""
+    time = next((name for name in ALIASES["time"] if name in ds.dims), None)
+    stored = [v.encoding.get("preferred_chunks", {}).get(time, 1) for v in ds.data_vars.values()]
+    return ds.chunk({} if time is None else {time: max(stored, default=1)})
 
 
 def _load(read: Callable[..., Any], path: Path, *args: Any, **options: Any) -> Any:

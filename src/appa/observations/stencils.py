@@ -128,7 +128,11 @@ class StateSpace:
 
     def on_level(self, level: NDArray) -> NDArray[np.bool_]:
         r"""Which pressures in hPa are levels."""
-        return np.abs(np.log(level[:, None] / self.levels)).min(axis=1) < ON_LEVEL
+        last = len(self.levels) - 1
+        lower = np.searchsorted(self.levels, level)  # the nearest is one of the two about it
+        about = (self.levels[np.clip(k, 0, last)] for k in (lower - 1, lower))
+        upper, lower = (np.abs(np.log(level / p)) < ON_LEVEL for p in about)
+        return upper | lower
 
     def bracket(self, level: NDArray) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         r"""The levels about pressures in hPa, as indices into :attr:`levels`, and their weights.

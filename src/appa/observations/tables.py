@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from numpy.typing import NDArray
 
 from ..data.grids import same_places
@@ -24,8 +25,6 @@ from ..errors import DataError
 from .checks import match_hours
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from .collection import Observations
     from .stencils import StateSpace
 
@@ -167,11 +166,15 @@ class Tables:
                     f"of {', '.join(map(str, extra))}"
                 )
             field = field.transpose(..., "latitude", "longitude")
-            values = np.asarray(field.values, np.float64).reshape(-1, latitude.size * width)
-            errors = ds[f"{name}_error"].broadcast_like(field).transpose(*field.dims).values
-            level, point = np.nonzero(np.isfinite(values))
+            sd = ds[f"{name}_error"].broadcast_like(field).transpose(*field.dims)
+            both = xr.Dataset({"value": field.variable, "sd": sd.variable}).compute()  # read once
+            values, errors = (both[k].values.reshape(-1, latitude.size * width) for k in both)
+            # of single precision, and level by level: one value in twenty is there
+            seen = [np.flatnonzero(np.isfinite(x)) for x in values]
+            point = np.concatenate(seen)
             if not len(point):
                 continue
+            level = np.repeat(np.arange(len(seen)), [len(k) for k in seen])
             levels = field["level"].values.astype(float) if "level" in field.dims else [np.nan]
             phi, lam = latitude[point // width], longitude[point % width]
             n = len(point)
@@ -180,10 +183,10 @@ class Tables:
                 level=np.asarray(levels)[level],
                 latitude=phi,
                 longitude=lam,
-                value=values[level, point],
-                error=np.asarray(errors, np.float64).reshape(values.shape)[level, point],
-                elevation=np.full(n, np.nan),
-                station=np.full(n, len(self.stations) - 1),
+                value=values[level, point].astype(np.float64),
+                error=errors[level, point].astype(np.float64),
+                elevation=np.broadcast_to(np.nan, n),
+                station=np.broadcast_to(len(self.stations) - 1, n),
                 place=point if own else place_number(phi, lam, self.space),
                 point=point if own else None,
                 gridded=True,
