@@ -98,10 +98,12 @@ def drawing(
     ] = None,
     iterations: Annotated[
         int | None,
+        typer.Option(min=1, help="The most iterations of a solve.", rich_help_panel=DRAWING),
+    ] = None,
+    early: Annotated[
+        int | None,
         typer.Option(
-            min=1,
-            help="The most iterations of a solve, fewer of them where noise is above 30.",
-            rich_help_panel=DRAWING,
+            min=1, help="The most of them where noise is above 30.", rich_help_panel=DRAWING
         ),
     ] = None,
     tolerance: Annotated[
