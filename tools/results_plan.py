@@ -57,6 +57,7 @@ VARIATIONS = (
     Variation("diffpir", "guidance", {"guidance": "diffpir"}),
     Variation("iterations 2", "iterations", {"iterations": 2, "tolerance": 0.0}),
     Variation("iterations 4 everywhere", "iterations", {"iterations": 4, "early": 4}),
+    Variation("as many early", "iterations", {"early": 1000}),
     Variation("iterations 60", "iterations", {"iterations": 60, "early": 60, "tolerance": 1e-3}),
     Variation("not understated", "prior", {"understated": 0.0}),
     Variation("steps 12", "steps", {"steps": 12}),

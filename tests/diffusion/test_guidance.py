@@ -75,6 +75,23 @@ def test_cheaper_ones_are_exact_where_their_guess_is(name, sigma):
     assert torch.allclose(found, exact(cov, sigma, A, variance, y, z_t), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "early", "products"), [(29, 2, 5), (30, 2, 5), (31, 2, 2), (31, 9, 5)]
+)
+def test_iterations_are_few_where_there_is_much_noise(sigma, early, products):
+    r"""Up to 30 as many as may be, above it as many as are early, and never more than elsewhere."""
+    cov = prior(independent=False)
+    A, y, variance, z_t = case(orthonormal=False)
+    guidance = GUIDANCES["mmps"](iterations=5, early=early)
+    guidance(denoise(cov, sigma), z_t, float(sigma), likelihood(A, y, variance))
+    assert guidance.products == products
+    # hours alone take no decoding
+    guidance.forget()
+    z = torch.zeros(3, 8, 1, 1, 1, dtype=torch.float64)
+    guidance(denoise(cov, sigma), z_t, float(sigma), HoursLikelihood(z, range(8), 0.01))
+    assert guidance.products == 5
+
+
 def test_diffpir_is_a_quadratic_compromise():
     r"""The least of |y - A z|² / variance + λ / σ² |z - d(z_t)|²."""
     cov, sigma, lmbda = prior(independent=False), 0.7, 3.0

@@ -58,6 +58,11 @@ def first_members(
     start = as_datetime64(start).astype("datetime64[h]")
     count = min(trajectories or members, members)
     each, day = math.ceil(members / count), start.astype("datetime64[D]")
+    if weather is not None and each > (most := math.ceil(YEAR / APART)):
+        raise DataError(
+            f"a year of weather has {most} states of a trajectory, and {members} members of "
+            f"{count} take {each}; ask for more trajectories"
+        )
     if weather is None:
         spins(count, spin_up)
         seeds = _seeds(count, seed, members, int(day.astype(int)))
@@ -125,7 +130,7 @@ def year_of_weather(
         with np.load(path) as saved:
             known = json.loads(str(saved["key"]))
             leaves = [saved[f"arr_{k}"] for k in range(len(saved.files) - 1)]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise StoreError(
             f"{path} holds no year of weather ({error}); remove it, and it is made again"
         ) from error

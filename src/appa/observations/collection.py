@@ -326,10 +326,10 @@ def _same_times(a: xr.Dataset, b: xr.Dataset) -> bool:
 
 
 def _in_memory(fields: xr.Dataset) -> bool:
-    r"""Whether all fields are arrays in single precision, hour by hour in order."""
+    r"""Whether all fields are arrays in single precision, hours and levels in order."""
+    order = [fields.indexes[dim] for dim in FIELD[:2] if dim in fields.indexes]
     return bool(
-        fields.indexes["time"].is_monotonic_increasing
-        and fields.indexes["time"].is_unique
+        all(index.is_monotonic_increasing and index.is_unique for index in order)
         and all(
             isinstance(v.variable._data, np.ndarray)
             and v.dtype == np.float32

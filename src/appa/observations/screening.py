@@ -249,6 +249,8 @@ def _eager(
                 _without(out[i][t], gone)
     places = one.value.coords.to_dataset().isel(time=times)
     coords = (places if starts.all() else places.reset_coords(drop=True)).coords
+    # one error for all is an array that cannot be written to, which its owner may want to
+    out = [a if a.flags.writeable else a.copy() for a in out]
     names, dims = (one.name, f"{one.name}_error"), one.value.dims
     pair = xr.Dataset({n: (dims, a) for n, a in zip(names, out, strict=True)}, coords)
     return pair.assign_coords(time=hour[times]), again

@@ -301,7 +301,8 @@ def _guided(
     for guided, observed, bent, _ in windows:
         for (iterations, noisy), count in asked.items():
             probes = settings.probes_of(bent) if noisy else 0
-            part = passes(settings.guidance, iterations, guided, observed, probes)
+            made = iterations if observed else settings.iterations  # hours alone take all
+            part = passes(settings.guidance, made, guided, observed, probes)
             total = total + part * (count * each)
     return total
 
