@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import islice
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,11 +200,19 @@ def apart(
     except BaseException:
         # Ctrl-C in a terminal reaches all of them, a signal to this process does not: they keep
         # their steps and end
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        end(list((pool._processes or {}).values()))
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def end(processes: Sequence[Any]) -> None:
+    r"""Tells processes to end until they have. One that is keeping its steps does not hear it
+    again; one that then waits for work, where another went before it began, would for ever."""
+    while left := [process for process in processes if process.is_alive()]:
+        for process in left:
+            process.terminate()
+        connection.wait([process.sentinel for process in left], timeout=0.5)
 
 
 def drain(steps: Any, advance: Callable[[int], None]) -> None:
