@@ -49,7 +49,7 @@ from appa.tasks.simulated import synthesize
 
 __all__ = ["Job", "Worker"]
 
-TRAJECTORIES = 8  # that the first members of the LETKF are taken from
+TRAJECTORIES = 4  # that the LETKF has its first members of, eight states of each
 SHORTEST = 8  # hours of which changes are told
 
 

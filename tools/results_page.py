@@ -2,10 +2,12 @@ r"""Makes the tables and figures of `docs/results/assimilation.md` from what `re
 
     python tools/results_page.py work/results
     python tools/results_page.py packed/results-*.zip --own own/results-*.zip
+    python tools/results_page.py work/controls --tables controls,interpolation,letkf --figures none
 
 Every number in a table of that page comes from here. A table stands between the comments
 `begin NAME` and `end NAME`; the words around them are the page's own, and stay. A page that is not
-there yet begins as `tools/results_page.md`.
+there yet begins as `tools/results_page.md`. With `--tables`, those are made alone: of other dates
+than the rest of the page, which the table *controls* tells.
 
 The channel *all* is the mean over channels of squared errors, variances and CRPS, each in units of
 the climatology's of the same dates, the prescribed sea surface temperature left out: 1 is what one
@@ -32,6 +34,7 @@ from results_own import settings, stages
 from results_scores import ALL, Results, concat
 from results_structure import balanced, changes, energies
 
+from appa.errors import nearest
 from appa.evaluation.comparison import compare
 from appa.evaluation.dates import over_dates
 from appa.evaluation.scores import pool
@@ -335,6 +338,7 @@ def reconstruction(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "about": about,
+    "controls": about,  # of the dates that classical answers stand beside
     "windows": windows,
     "saturation": saturation,
     "reconstruction": reconstruction,
@@ -354,9 +358,12 @@ TABLES: dict[str, Callable[[Results], str]] = {
 # ---------------------------------------------------------------- the page
 
 
-def fill(text: str, results: Results, own: Results | None = None) -> str:
-    r"""A page with its tables made anew; those of the model's own setting where they are given."""
+def fill(text: str, results: Results, own: Results | None = None, names: Sequence[str] = ()) -> str:
+    r"""A page with its tables made anew, or some of them; those of the model's own setting where
+    they are given."""
     for name, make in TABLES.items():
+        if name not in (names or TABLES):
+            continue
         if name == "changes" and f"<!-- begin {name} -->" not in text:
             continue  # a page of dates that were drawn before it was told
         text = filled(text, name, make(results))
@@ -383,14 +390,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--own", nargs="+", type=Path, help="those at the model's own setting, of the same dates")
     add("--budget", type=Path, help="what `appa budget` found, its .csv")
     add("--out", type=Path, default=RESULTS, help="the folder of the page")
+    add("--tables", default="", help="names, with commas; all by default")
     add("--figures", help="names, with commas; all by default, `none` for none")
     args = parser.parse_args(argv)
+    names = [name.strip() for name in args.tables.split(",") if name.strip()]
+    for name in names:
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name!r}{nearest(name, TABLES)}")
     results = read(args.results)
     own = read(args.own, results) if args.own else None
     page = args.out / "assimilation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     text = (page if page.exists() else TEMPLATE).read_text()
-    text = fill(text, results, own)
+    text = fill(text, results, own, names)
     if args.budget:
         text = filled(text, "budget", budget(args.budget))
     page.write_text(text)

@@ -252,6 +252,17 @@ def test_page(whole, tools, tmp_path, capsys):
     changed = text.replace("## Forecasts", "## Forecasts, by hand")
     assert page.fill(changed, results) == changed
 
+    # of another folder, whose dates may be others, what is asked for alone
+    old = re.sub(r"(<!-- begin (?:windows|interpolation) -->\n).*?(?=<!-- end)", r"\1old\n", text,
+                 flags=re.DOTALL)  # fmt: skip
+    assert old.count("old\n<!-- end") == 2
+    some = page.fill(old, results, names=["controls", "interpolation"])
+    assert some.count("old\n<!-- end") == 1
+    assert "| filter, CRPS | " in some
+    assert "192 hours of 2001-02-01" in some.split("<!-- begin controls -->")[1]
+    with pytest.raises(SystemExit, match=r"windws.*did you mean 'windows'"):
+        page.main([str(whole), "--out", str(tmp_path), "--tables", "windws"])
+
     # the same dates at another setting: here at the same
     both = page.fill(changed, results, page.read([whole], results))
     assert re.search(r"\| filter, 8 h: CRPS \| 0\.0 % \(0\.0 to 0\.0\) \|", both)
