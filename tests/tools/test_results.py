@@ -401,7 +401,7 @@ def test_the_filter_has_all_hours_and_the_members_of_one_year(
     assert calls[0][1:4] == ("circulation", out / "weather.npz", 3)
     cycled = [call for call in calls if call[0] == "cycle"]
     assert len({call[1] for call in cycled}) == 2
-    assert {call[2:] for call in cycled} == {(8, 7, 8, out / "weather.npz")}
+    assert {call[2:] for call in cycled} == {(8, 7, cases.TRAJECTORIES, out / "weather.npz")}
     found = products(out)
     assert len(found) == 2
     for path in found.values():
