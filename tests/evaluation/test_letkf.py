@@ -301,6 +301,9 @@ class Turning:
         stacked = {name: np.stack([f[name] for f in fields], 1) for name in fields[0]}
         return Run(state, run.precipitation), stacked
 
+    def look(self, run, hours=1):
+        return self.advance(run, hours / 24)[1]
+
     def read(self, run):
         from appa.data.planet.columns import Columns
 

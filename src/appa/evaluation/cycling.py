@@ -134,11 +134,10 @@ class Cycling:
             The members before the hour that follows, and the analyses of the :math:`n` hours as
             fields with shape :math:`(M, n, H, W)` or :math:`(M, n, P, H, W)`.
         """
-        days = len(operators) / 24
         if any(operator is not None for operator in operators):
-            _, background = self.circulation.advance(run, days)
+            background = self.circulation.look(run, len(operators))
             run = self.analyse(run, self.states(background), operators)
-        return self.circulation.advance(run, days)
+        return self.circulation.advance(run, len(operators) / 24)
 
     def states(self, fields: dict[str, Any]) -> Tensor:
         r"""Standardized states of the model's fields, with shape :math:`(M, n, C, H, W)`."""

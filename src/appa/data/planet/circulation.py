@@ -75,7 +75,7 @@ class Circulation:
         orography = self.horizontal.to_nodal(self.model.dycore._truncated_orography)
         self.surface_geopotential = CONSTANTS.gravity * jnp.asarray(orography)
         self.land = jnp.asarray(terrain.fmask)
-        self.functions: dict[tuple[int, int | None], Any] = {}
+        self.functions: dict[tuple[int, int | None, bool], Any] = {}
 
     def static(self) -> dict[str, np.ndarray]:
         r"""The land-sea mask and the ground's geopotential, each :math:`(H, W)`."""
@@ -136,22 +136,31 @@ class Circulation:
         r"""Advances all members and keeps nothing but their last state."""
         return self._compiled(round(24 * days), None)(run)[0]
 
-    def _compiled(self, hours: int, every: int | None) -> Any:
-        if (hours, every) not in self.functions:
+    def look(self, run: Run, hours: int = 1) -> dict[str, Any]:
+        r"""The states that :meth:`advance` keeps of these hours, `run`'s own the first, and no way
+        beyond: of the last of them a single step is taken, for its physics."""
+        return self._compiled(hours, 1, beyond=False)(run)[1]
+
+    def _compiled(self, hours: int, every: int | None, beyond: bool = True) -> Any:
+        key = hours, every, beyond
+        if key not in self.functions:
             import jax
 
-            function = partial(self._advance, hours=hours, every=every)
-            self.functions[hours, every] = jax.jit(jax.vmap(function))
-        return self.functions[hours, every]
+            function = partial(self._advance, hours=hours, every=every, beyond=beyond)
+            self.functions[key] = jax.jit(jax.vmap(function))
+        return self.functions[key]
 
-    def _advance(self, run: Run, *, hours: int, every: int | None) -> tuple[Run, dict[str, Any]]:
+    def _advance(
+        self, run: Run, *, hours: int, every: int | None, beyond: bool
+    ) -> tuple[Run, dict[str, Any]]:
         import jax.numpy as jnp
 
+        steps = hours * PER_HOUR if beyond else (hours - 1) * PER_HOUR + 1
         after, predictions = self.model.run_from_state_with_carry(
             run.state.dynamics,
             self.forcing,
             save_interval=f"{STEP} minutes",
-            total_time=f"{hours} hours",
+            total_time=f"{STEP * steps} minutes",
             initial_physics_state=run.state.physics,
             initial_time=run.state.time,
             initial_step=run.state.step,
@@ -159,6 +168,7 @@ class Circulation:
         # An hour's sum of precipitation belongs to the hour's end, so the last one of this call
         # is the first one of the next.
         rate = predictions.physics["surface_exchange"].precipitation  # kg m⁻² s⁻¹, by step
+        rate = rate[: steps // PER_HOUR * PER_HOUR]  # of whole hours
         sums = rate.reshape(-1, PER_HOUR, *rate.shape[1:]).sum(1) * (STEP * 60 / 1000)
         sums = jnp.concat([run.precipitation[None], jnp.maximum(sums, 0.0)])
         after = _strong(Run(after, sums[-1]))
