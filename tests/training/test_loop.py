@@ -398,12 +398,12 @@ def test_statistics_stay_those_of_the_run(store, tmp_path):
     r"""Others are refused, and nothing is written; so it is where they bring other normals."""
     run, config = tmp_path / "run", small.configuration(autoencoder__normals=True, **SOAP)
     autoencoder(store, run, config=config, steps=1)
-    mean = appa.load(run).normals
+    mean = appa.load(run).autoencoder.normals
     x = appa.load(run).standardizer.to_tensor(appa.open_store(store).sel(time=slice("2001-01-02")))
     torch.testing.assert_close(mean, x.mean(dim=0), rtol=0, atol=2.0**-8)
     autoencoder(store, run, config=config, steps=1)
     autoencoder(store, run, config=config, steps=1, statistics=run / "statistics.nc")
-    assert torch.equal(appa.load(run).normals, mean)
+    assert torch.equal(appa.load(run).autoencoder.normals, mean)
     before = (run / "statistics.nc").read_bytes()
     stats = small.state_statistics()
     others = stats.assign({"temperature": stats["temperature"] * 1.01})

@@ -227,7 +227,7 @@ class Encoder:
     def latents(self, x: Tensor) -> np.ndarray:
         r"""The latents of standardized states :math:`(T, C, H, W)`, with shape
         :math:`(T, c, h, w)`."""
-        x = self.model.departures(x.to(self.model.device, non_blocking=True))
+        x = x.to(self.model.device, non_blocking=True)
         return self.model.autoencoder.encode(x).cpu().numpy()
 
     def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -302,7 +302,8 @@ def _template(ds: xr.Dataset, config: Config, weights: str, period: str) -> xr.D
 def _digest(model: Model, states: Standardizer) -> str:
     r"""A hash of what standardizes states: with another, latents are others."""
     sha = hashlib.sha256()
-    for array in (states.mean.numpy(), states.std.numpy(), states.sea, model.normals):
+    normals = model.autoencoder.normals
+    for array in (states.mean.numpy(), states.std.numpy(), states.sea, normals):
         sha.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
 
