@@ -299,9 +299,10 @@ class Autoencoder(nn.Module):
             z: Latents, with shape :math:`(B, c, h, w)`.
 
         Returns:
-            The states :math:`\bar x + D_\psi(z)`, with shape :math:`(B, C, H, W)`, whose gradients are the
-            products with the transpose (once: second derivatives are those of :meth:`decode`), and
-            the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
+            The states :math:`\bar x + D_\psi(z)`, with shape :math:`(B, C, H, W)`, whose gradients
+            are the products with the transpose (once: second derivatives are those of
+            :meth:`decode`), and the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same
+            shapes.
         """
         self._check(z)
         crop = (*self.padding[::2], *self.shape)
