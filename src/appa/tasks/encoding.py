@@ -45,6 +45,7 @@ from ..data.variables import LEVELS, VARIABLES
 from ..data.windows import WindowLoader
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
+from ..machine import find_device
 from ..progress import Progress, progress
 from .folders import ModelError, check_grid, digest, read_statistics
 from .loading import find, load_autoencoder
@@ -180,8 +181,9 @@ def encode_simulation(
     """
     from ..data.planet.simulation import simulate
 
+    place = find_device(device)
     encoder = Encoder(model, batch)
-    encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    encoder.model.to(place)
     simulate(out, plan, compression=compression, circulation=circulation, transform=encoder)
     return Path(out)
 

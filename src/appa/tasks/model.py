@@ -28,7 +28,7 @@ from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import Noise, hour_number
 from ..errors import DataError
-from ..machine import free_memory
+from ..machine import find_device, free_memory
 from ..nn.autoencoder import Autoencoder
 from ..observations.rain import Above
 from ..observations.representation import AUTOENCODER_DIGEST, Representation
@@ -158,6 +158,7 @@ class Model:
 
     def to(self, device: str | torch.device) -> Model:
         r"""Moves the networks to a device, and returns the model."""
+        device = find_device(device)
         self.autoencoder.to(device)
         if self._denoiser is not None:
             self._denoiser.to(device)
