@@ -439,6 +439,10 @@ def test_foreign_latents(straight):
     train_denoiser(straight, latents.assign_attrs(autoencoder=weights), steps=14, **QUIET)
     with pytest.raises(DataError, match="no store of latents"):
         train_denoiser(straight, small.states(), **QUIET)
+    for name in ("latents_mean", "latents_std"):
+        short = latents.drop_attrs().assign({name: ("other", np.ones(2, np.float32))})
+        with pytest.raises(DataError, match=rf"{name} of the dataset has shape \(2,\).* of 3 chan"):
+            train_denoiser(straight, short, **QUIET)
     spoilt = latents.drop_attrs().assign(latents_std=latents.latents_std * np.nan)
     with pytest.raises(DataError, match="latents_std of the dataset are not finite"):
         train_denoiser(straight, spoilt, **QUIET)

@@ -42,7 +42,7 @@ from ..data.reading import finite
 from ..data.states import Standardizer
 from ..data.stores import open_store
 from ..data.variables import LEVELS, VARIABLES
-from ..data.windows import WindowLoader
+from ..data.windows import WindowLoader, check_order
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
 from ..machine import find_device
@@ -129,8 +129,10 @@ def encode(
     """
     if batch < 1 or (block is not None and block < 1):
         raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
-    encoder = Encoder(model, batch)
-    template = encoder.template(open_store(store))
+    encoder, states = Encoder(model, batch), open_store(store)
+    check_order(states)  # else latents could not be trained on
+    template = encoder.template(states)
+    WindowLoader(store, 1, 1, standardizer=encoder.states)  # what it lacks, before there is a file
     name = "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name
     plan = {**encoder.plan, "store": name}
 

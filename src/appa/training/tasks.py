@@ -308,6 +308,12 @@ class DenoiserTask(Task):
                 f"the latents of {what} have shape {ds['latents'].shape[1:]}, those of the "
                 f"configuration {config.latent_shape}; encode the store with this run's autoencoder"
             )
+        for name in ("latents_mean", "latents_std"):
+            if ds[name].shape != config.latent_shape[:1]:
+                raise DataError(
+                    f"{name} of {what} has shape {ds[name].shape}, expected one number for each of "
+                    f"{config.latent_shape[0]} channels; encode the store again with: appa encode"
+                )
         self.made_by = ds.attrs.get("autoencoder")
         self.mean, self.std = (
             torch.from_numpy(np.asarray(ds[f"latents_{name}"].values, np.float32))
