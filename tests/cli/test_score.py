@@ -97,7 +97,7 @@ def test_prior(folder):
     out = folder / "prior"
     told = run(
         *("prior", folder / "model", "--data", folder / "store.zarr", "--out", out),
-        *("--climatology", folder / "climatology.nc", "--members", 3, "--hours", "8,16"),
+        *("--climatology", folder / "climatology.nc", "--members", 3, "--hours", "16,8,8"),
         *("--steps", 3, "--no-figures", "--device", "cpu"),
     )
     assert {path.name for path in out.iterdir()} == {"prior.nc", "prior.json"}
@@ -169,6 +169,12 @@ def test_refusals(folder, tmp_path):
             *("--hours", "a day"),
         )
     climate = folder / "climatology.nc"
+    for hours, least in (("1", 1), ("0", 0), ("8,1", 1)):
+        with pytest.raises(DataError, match=f"trajectories of {least} hours, expected 2 or more"):
+            run(
+                *("prior", model, "--data", store, "--out", tmp_path, "--climatology", climate),
+                *("--hours", hours),
+            )
     with pytest.raises(DataError, match="a stride of 3, expected from 1 to the window, 8"):
         run(
             *("prior", model, "--data", store, "--out", tmp_path, "--climatology", climate),

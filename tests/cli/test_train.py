@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import xarray as xr
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from appa.cli.train import app
 from appa.config import load_config
-from appa.errors import AppaError
+from appa.data.stores import open_store
+from appa.errors import AppaError, DataError
 
 from ..processes import ENVIRONMENT
 from ..training.commands import (
@@ -100,6 +102,24 @@ def test_what_is_wrong_is_told(tmp_path, monkeypatch, arguments, told):
     with pytest.raises(AppaError, match=told):
         run("autoencoder", *arguments)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("network", ["autoencoder", "denoiser"])
+def test_hours_out_of_order(folder, model, tmp_path, network):
+    r"""Of states and of latents; nothing is written."""
+    path, told = tmp_path / "backwards", "out of order: 20.*T00:00 comes after 20.*T01:00"
+    states = open_store("planet").isel(time=[1, 0, 2, 3])
+    latents = xr.open_zarr(folder / "latents.zarr").isel(time=[1, 0, 2, 3])
+    if network == "denoiser":
+        latents.load().drop_encoding().to_zarr(path, consolidated=False)
+        arguments = [model, "--data", path]
+    else:
+        states.load().drop_encoding().to_netcdf(path := path.with_suffix(".nc"))
+        arguments = ["planet", "--data", path, "--out", tmp_path / "new"]
+    with pytest.raises(DataError, match=told):
+        run(network, *arguments)
+    assert not (tmp_path / "new").exists()
+    assert not (model / "training").exists()
 
 
 def test_a_run_folder_that_is_none(tmp_path):

@@ -192,6 +192,16 @@ def test_split(store):
     assert [h for h, _ in hours] == [24, *range(26, 44), *range(45, 59)]
 
 
+def test_a_split_of_hours_out_of_order():
+    r"""None can be found; of all hours, stretches can."""
+    back = dataset().isel(time=[0, 1, 2, 5, 4, 3, *range(6, 20)])
+    with pytest.raises(DataError, match=r"2001-12-31T04:00 comes after 2001-12-31T05:00; sort"):
+        WindowLoader(back, 2, 1, split=("2001", "2001"))
+    assert len(WindowLoader(back, 2, 1)) == 2 + 13
+    with pytest.raises(DataError, match="cannot find the hours from spring to fall"):
+        WindowLoader(dataset(), 2, 1, split=("spring", "fall"))
+
+
 def test_levels_and_variables(store, block):
     options = {"variables": ["geopotential", "2m_temperature"], "levels": [1000, 200, 500]}
     loader = WindowLoader(store, 2, 1, shuffle=False, **options)

@@ -375,6 +375,16 @@ def test_refusals(store):
         score_prior(model(), store, climatology=None)
     with pytest.raises(DataError, match="no window of 24 hours"):
         score_prior(model(), store, climatology=climatology(), hours=[24])
+    with pytest.raises(DataError, match="trajectories of no hours, expected 2 or more"):
+        score_prior(model(), store, climatology=climatology(), hours=[])
+
+
+def test_the_shortest_trajectories(store):
+    r"""Two hours have a change between them, and no curvature."""
+    options = {"climatology": climatology(), "members": 4, "hours": [2], "channels": ["t2m"]}
+    told = summarize(score_prior(model(), store, batch=4, **options))["2"]
+    assert told["autocorrelation"]["t2m"]["1"]["truth"] == pytest.approx(RHO, abs=0.05)
+    assert np.isfinite(told["tendency_ratio"]["t2m"])
 
 
 def test_networks(store):

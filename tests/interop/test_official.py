@@ -320,6 +320,7 @@ def test_weights_that_are_not_finite(run):
         (lambda name, t: {name: t.to_sparse()}, "{name} is sparse"),
         (lambda name, t: {name: t.to("meta")}, "{name} has a shape and no values"),
         (lambda name, t: {name: t.to(torch.complex64)}, "{name} holds complex64"),
+        (lambda name, t: {name: t.to(torch.float8_e4m3fn)}, "{name} holds float8_e4m3fn"),
         (lambda name, t: {7: t}, "a tensor is named 7"),
     ],
 )
@@ -329,6 +330,15 @@ def test_tensors_that_are_no_weights(run, change, told):
     weights = torch.load(path, weights_only=True)
     torch.save(weights | change(name, weights[name]), path)
     refused(run, told.format(name=name) + ", expected real numbers by name")
+
+
+def test_a_bias_without_channels(run):
+    r"""The one whose length says how many latents have."""
+    path, name = run / FILES[0], "encoder.descent.3.2.bias"
+    weights = torch.load(path, weights_only=True)
+    assert weights[name].shape == (6,)
+    torch.save(weights | {name: weights[name][0].clone()}, path)
+    refused(run, rf"{name} has shape \(\), expected one number for each channel")
 
 
 class Planted:
@@ -392,6 +402,15 @@ def test_tensors_are_all_accounted_for(run):
         ("lap", "backbone", {"patch_size": [2, 2, 2]}, r"patch_size is \[2, 2, 2\]"),
         ("lap", "train", {"noise_schedule": "cosine"}, "expected 'rectified'"),
         ("lap", "train", {"blanket_size": 8}, r"in_proj.weight has shape \(32, 60\), not"),
+        # what no machine has room for
+        ("ae", "ae", {"hid_channels": [8, 12, 16, 10**12]}, "10{12}.*expected at most 65,536"),
+        ("ae", "ae", {"shape": [10**30, 72]}, "ae.shape is .* at most 65,536"),
+        ("ae", "ae", {"in_channels": 10**12}, "ae.in_channels is .* at most 65,536"),
+        ("ae", "ae", {"hid_blocks": [10**9, 1, 1, 1]}, "ae.hid_blocks is .* at most 1,024"),
+        ("lap", "backbone", {"hid_channels": 10**12}, "backbone.hid_channels is .* at most 65,536"),
+        ("lap", "backbone", {"mod_features": 10**12}, "backbone.mod_features is .* at most 65,536"),
+        ("lap", "backbone", {"hid_blocks": 10**9}, "backbone.hid_blocks is .* at most 1,024"),
+        ("lap", "train", {"blanket_size": 10**30}, "train.blanket_size is .* at most 65,536"),
     ],
 )
 def test_settings_that_are_not_the_published_ones(run, file, section, values, match):

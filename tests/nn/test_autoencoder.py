@@ -101,7 +101,7 @@ def test_halo_has_a_seam_of_bounded_error():
     assert 0.3 < seam(error) < 0.45  # random weights mix all that they see: trained ones do less
 
     bare = autoencoder((12, 256), "halo")
-    bare.padding, bare.shape = (0, 0, 0, 0), (12, 256)
+    bare.padding, bare.shape, bare.latent_shape = (0, 0, 0, 0), (12, 256), (4, 3, 64)
     open_ended = torch.roll(bare(torch.roll(x, 4, dims=-1)), -4, dims=-1) - bare(x)
     assert seam(error) < 0.8 * seam(open_ended)
 
@@ -111,6 +111,64 @@ def test_states_on_another_grid(longitude):
     r"""Convolutions would make latents of another size of them."""
     with pytest.raises(ValueError, match=r"the autoencoder's grid is \(8, 16\)"):
         autoencoder((8, 16), longitude).encode(states((16, 32)))
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_states_of_other_channels(channels):
+    r"""One channel less normals would be as many as they have."""
+    ae = autoencoder((8, 16))
+    ae.normals = states((8, 16))[0]
+    with pytest.raises(ValueError, match=r"with 5 channels; give \(B, 5, 8, 16\)"):
+        ae.encode(states((8, 16))[:, :1].repeat(1, channels, 1, 1))
+
+
+@pytest.mark.parametrize("longitude", ["circular", "halo"])
+def test_latents_of_another_size(longitude):
+    r"""A cell more or less on each side: of what is decoded, as much would be cut off as if it were
+    margins."""
+    ae = autoencoder((8, 16), longitude)
+    c, h, w = ae.latent_shape
+    for shape in ((c, h + 1, w + 1), (c, h, w + 2), (c, h - 1, w), (c + 1, h, w)):
+        for decode in (ae.decode, ae.linearize):
+            with pytest.raises(ValueError, match=rf"latents have shape .* \({c}, {h}, {w}\); give"):
+                decode(torch.zeros(2, *shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("longitude", ["circular", "halo"])
+def test_normals_are_beside_the_networks(longitude):
+    r"""States less normals have the latents that states have without them, and decode to states;
+    changes have no normals in them. Weights are the same files."""
+    ae, x, normals = autoencoder((9, 16), longitude), states((9, 16)), 3 * states((9, 16), 1, 2)[0]
+    z, y, names = ae.encode(x), ae(x), list(ae.state_dict())
+    ae.normals = normals
+    assert list(ae.state_dict()) == names
+    close = {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close(ae.encode(x + normals), z, **close)
+    torch.testing.assert_close(ae.decode(z), y + normals, **close)
+    torch.testing.assert_close(ae(x + normals), y + normals, **close)
+    for run in (lambda: ae(x, bare=True), lambda: ae.decode(ae.encode(x, bare=True), bare=True)):
+        torch.testing.assert_close(run(), y, **close)
+    state, product = ae.linearize(z)
+    torch.testing.assert_close(state, y + normals, **close)
+    dz = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    _, tangent = torch.func.jvp(ae.decode, (z,), (dz,))
+    torch.testing.assert_close(product(dz), tangent, **close)
+
+
+def test_normals_keep_their_digits_in_mixed_precision():
+    r"""What is decoded in bfloat16 is added to them in single precision: states that depart little
+    from large normals are right to the rounding of departures, not of states."""
+    ae, x = autoencoder((8, 16)), 1e-3 * states((8, 16))
+    ae.normals = 100 + states((8, 16), 1, 2)[0]
+    with torch.no_grad():
+        expected = ae(x + ae.normals) - ae.normals
+        ae.float()
+        with mixed():
+            found = ae((x + ae.normals.double()).float())
+    assert found.dtype == torch.float32
+    # 2⁻⁸ of departures, as without normals, and 2⁻²⁴ of states each way
+    error = (found.double() - ae.normals.double() - expected).abs().max()
+    assert error < 0.02 * expected.abs().max() + 2 * 100 * 2.0**-23
 
 
 def test_mixed_precision_is_close():

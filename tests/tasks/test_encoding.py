@@ -106,6 +106,25 @@ def test_moments_of_latents_far_from_zero():
     np.testing.assert_allclose(total.std, exact.std((0, 2, 3)), rtol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda ds: ds.drop_vars("2m_temperature"), "no '2m_temperature'"),
+        (lambda ds: ds.isel(level=slice(1)), "no level"),
+        (lambda ds: ds.assign_coords(time=ds["time"] + np.timedelta64(5, "m")), "off the hour"),
+        (lambda ds: ds.isel(time=[*range(6), 9, 8, *range(10, 20)]), "T11:00 comes after .*T12:00"),
+    ],
+)
+def test_a_store_that_does_not_fit_leaves_nothing(place, tmp_path, spoil, told):
+    r"""Nothing in whose way the right one would be."""
+    out = tmp_path / "latents.zarr"
+    ds = xr.open_zarr(place / "states.zarr").load()
+    with pytest.raises(DataError, match=told):
+        encode(place / "model", spoil(ds), out, block=8)
+    assert not list(tmp_path.iterdir())
+    assert encode(place / "model", ds, out, block=8) == out
+
+
 def test_windows_of_latents(place):
     loader = WindowLoader(place / "latents.zarr", window=4, batch_size=4, drop_last=False)
     assert loader.shape == small.config().latent_shape

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from appa.data import climatology, statistics
+from appa.nn.autoencoder import Autoencoder
 from appa.tasks.building import build_autoencoder, build_denoiser
 from appa.tasks.encoding import encode
-from appa.tasks.folders import NORMALS, ModelError, gather
+from appa.tasks.folders import NORMALS, ModelError, gather, read_weights
 from appa.tasks.loading import load
 from appa.tasks.model import Model
 from appa.tasks.normals import with_normals
@@ -35,16 +36,26 @@ def model(store) -> Model:
     return Model(config, *networks, torch.zeros(c), torch.ones(c), stats)
 
 
+def bare(model: Model) -> Autoencoder:
+    r"""Its networks in an autoencoder that knows of no normals."""
+    other = build_autoencoder(model.config)
+    other.load_state_dict(model.autoencoder.state_dict())
+    return other.requires_grad_(False)
+
+
 def test_states_depart_from_their_mean_over_time(model, store):
     x = model.standardizer.to_tensor(store)
     mean = x.double().mean(dim=0)
-    torch.testing.assert_close(model.normals.double(), mean, rtol=0, atol=2.0**-9 + 1e-5)
+    normals = model.autoencoder.normals
+    torch.testing.assert_close(normals.double(), mean, rtol=0, atol=2.0**-9 + 1e-5)
     assert mean.abs().max() > 0.1
-    raw, scale = model.autoencoder.encode(x - model.normals), model.latent_scale[:, None, None]
+    raw, scale = bare(model).encode(x - normals), model.latent_scale[:, None, None]
     torch.testing.assert_close(model.encode(x), raw / scale, rtol=1e-5, atol=1e-5)
-    y = model.normals + model.autoencoder.decode(raw)
+    y = normals + bare(model).decode(raw)
     torch.testing.assert_close(model.decode(raw / scale), y, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.reconstruct(x), y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.autoencoder.encode(x), raw, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.autoencoder.decode(raw), y, rtol=1e-4, atol=1e-5)
 
 
 def test_linearized(model):
@@ -60,14 +71,15 @@ def test_linearized(model):
 def test_kept(model, store, tmp_path):
     r"""Exactly, in the folder's statistics, and a store is encoded with them."""
     again = load(model.save(tmp_path / "model"))
-    assert torch.equal(again.normals, model.normals)
+    assert torch.equal(again.autoencoder.normals, model.autoencoder.normals)
+    assert "normals" not in read_weights(tmp_path / "model" / "autoencoder.safetensors")
     import xarray as xr
 
     store.to_zarr(tmp_path / "store.zarr", consolidated=False)
     path = encode(tmp_path / "model", tmp_path / "store.zarr", tmp_path / "latents.zarr")
     x = model.standardizer.to_tensor(store)
     found = xr.open_zarr(path, consolidated=False)["latents"].values
-    expected = model.autoencoder.encode(x - model.normals).numpy()
+    expected = bare(model).encode(x - model.autoencoder.normals).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

@@ -398,12 +398,12 @@ def test_statistics_stay_those_of_the_run(store, tmp_path):
     r"""Others are refused, and nothing is written; so it is where they bring other normals."""
     run, config = tmp_path / "run", small.configuration(autoencoder__normals=True, **SOAP)
     autoencoder(store, run, config=config, steps=1)
-    mean = appa.load(run).normals
+    mean = appa.load(run).autoencoder.normals
     x = appa.load(run).standardizer.to_tensor(appa.open_store(store).sel(time=slice("2001-01-02")))
     torch.testing.assert_close(mean, x.mean(dim=0), rtol=0, atol=2.0**-8)
     autoencoder(store, run, config=config, steps=1)
     autoencoder(store, run, config=config, steps=1, statistics=run / "statistics.nc")
-    assert torch.equal(appa.load(run).normals, mean)
+    assert torch.equal(appa.load(run).autoencoder.normals, mean)
     before = (run / "statistics.nc").read_bytes()
     stats = small.state_statistics()
     others = stats.assign({"temperature": stats["temperature"] * 1.01})
@@ -439,6 +439,10 @@ def test_foreign_latents(straight):
     train_denoiser(straight, latents.assign_attrs(autoencoder=weights), steps=14, **QUIET)
     with pytest.raises(DataError, match="no store of latents"):
         train_denoiser(straight, small.states(), **QUIET)
+    for name in ("latents_mean", "latents_std"):
+        short = latents.drop_attrs().assign({name: ("other", np.ones(2, np.float32))})
+        with pytest.raises(DataError, match=rf"{name} of the dataset has shape \(2,\).* of 3 chan"):
+            train_denoiser(straight, short, **QUIET)
     spoilt = latents.drop_attrs().assign(latents_std=latents.latents_std * np.nan)
     with pytest.raises(DataError, match="latents_std of the dataset are not finite"):
         train_denoiser(straight, spoilt, **QUIET)

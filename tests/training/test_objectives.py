@@ -69,7 +69,7 @@ def test_states_are_rotated(folder):
     torch.testing.assert_close(losses, task.objective(x, noise, turns + cell), rtol=1e-9, atol=0)
     assert (losses - task.objective(x, noise, turns + 1)).abs().max() > 1e-4 * losses.max()
     for i, k in enumerate(turns.tolist()):
-        seen = task.objective.states(x, turns)[i]
+        seen = task.objective.departures(x, turns)[i]
         torch.testing.assert_close(seen, x[i, 0].double().roll(-k, -1), rtol=0, atol=0)
 
 
@@ -85,11 +85,17 @@ def test_departures_are_reconstructed(folder):
     stats = with_normals(config, stats, climatology.fit(ds, 0))
     task = AutoencoderTask(config, folder / "store.zarr", stats)
     x = torch.stack([task.standardizer.to_tensor(ds.isel(time=t)) for t in range(96)])
-    seen = task.objective.states(x[:, None])
+    seen = task.objective.departures(x[:, None])
     mean = x.double().mean(dim=0)
     torch.testing.assert_close(seen.double(), x - mean, rtol=0, atol=2.0**-9 + 1e-5)
     assert mean.abs().max() > 10 * 2.0**-9
     assert (seen[:, 1, torch.from_numpy(small.LAND)] == 0).all()
+    # the loss is that of the states which the network gives of states
+    noise, turns = torch.zeros(4, *config.latent_shape), torch.zeros(4, dtype=torch.long)
+    with torch.no_grad():
+        losses = task.objective(x[:4, None], noise, turns)
+        expected = task.criterion(task.network(x[:4]), x[:4])
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
 
 
 def test_latents_are_standardized_with_their_noise(folder):

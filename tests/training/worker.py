@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from appa.training.distribution import Ranks, distributed, whole
@@ -33,7 +34,11 @@ def make_task(folder: Path, name: str, optimizer: str = "adam", **changes: Any) 
     if name == "denoiser":
         task: Task = DenoiserTask(config, small.latents(config))
     else:
-        task = AutoencoderTask(config, folder / "store.zarr", small.state_statistics())
+        stats = small.state_statistics()
+        if config.autoencoder.normals:
+            normals = np.random.default_rng(2).normal(size=config.state_shape)
+            stats["normals"] = (("channel", "latitude", "longitude"), normals)
+        task = AutoencoderTask(config, folder / "store.zarr", stats)
     if optimizer != "soap":  # whose moments are in single precision anyway
         task.objective.double()
     return task
@@ -41,7 +46,9 @@ def make_task(folder: Path, name: str, optimizer: str = "adam", **changes: Any) 
 
 def make_trainer(folder: Path, case: str, ranks: Ranks, run: Path, **options: Any) -> Trainer:
     name, strategy, optimizer = CASES[case]
-    task = make_task(folder, name, optimizer)
+    # what no rank trains, all have
+    changes = {"autoencoder__normals": True} if name == "autoencoder" else {}
+    task = make_task(folder, name, optimizer, **changes)
     chosen = Options(strategy=strategy, logger="none", every=2, **options)
     return Trainer(task, run, ranks, chosen)
 

@@ -3,7 +3,7 @@ r"""`appa baseline`: estimates that need no model."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,6 +54,7 @@ def covariance(
     from ..data import netcdf
     from ..evaluation.anomalies import estimate
     from ..evaluation.covariances import KIND
+    from ..machine import find_device
 
     netcdf.probe(out, KIND, store)
     found = estimate(
@@ -64,7 +65,7 @@ def covariance(
         every=every,
         split=(first, last),
         seed=seed,
-        device=_device(device),
+        device=find_device(device),
     )
     about = found.dataset.attrs
     found.save(out)
@@ -101,6 +102,7 @@ def oi(
     """
     from ..evaluation.covariances import Covariance
     from ..evaluation.interpolation import Settings, interpolate
+    from ..machine import find_device
     from .options import told
 
     with told():
@@ -116,7 +118,7 @@ def oi(
             batch=batch,
             iterations=iterations,
             tolerance=tolerance,
-            device=_device(device),
+            device=find_device(device),
         )
     typer.echo(f"{members or 'the mean and no'} members × {hours} hours in "
                f"{found.attrs['iterations']} iterations, to a residual of "
@@ -154,6 +156,7 @@ def tune(
     from ..evaluation.covariances import Covariance
     from ..evaluation.interpolation import GRID, KINDS, tune
     from ..evaluation.tuning import edges
+    from ..machine import find_device
     from ..observations.reading import read_observations
     from .options import told, writable
 
@@ -172,7 +175,7 @@ def tune(
             members=members,
             iterations=iterations,
             tolerance=tolerance,
-            device=_device(device),
+            device=find_device(device),
         )
     typer.echo(table.to_string(index=False, float_format="{:.4f}".format, na_rep="·"))
     # of modes and orders there are no more than the covariance has
@@ -180,20 +183,6 @@ def tune(
         typer.echo(f"{line}: there may be better ones beyond")
     best.save(out)
     typer.echo(f"{out} is written")
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    from ..errors import DataError
-
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        told = str(error).splitlines()[0][:120]
-        raise DataError(f"there is no device {name!r} here ({told}); try --device cpu") from error
-    return name
 
 
 register(app)

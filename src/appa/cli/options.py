@@ -331,12 +331,11 @@ def output(
 
 def load(model: str, device: str | None) -> Model:
     r"""Loads a model to a device, by default a GPU where there is one."""
-    import torch
-
+    from ..machine import find_device
     from ..tasks.loading import load
 
     with told():
-        return load(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return load(model, find_device(device))
 
 
 def settings_of(model: Model, chosen: dict[str, Any]) -> Settings:

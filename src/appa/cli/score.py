@@ -57,10 +57,11 @@ def autoencoder(
     """
     from ..evaluation.files import about
     from ..evaluation.reconstruction import score_autoencoder, summarize
+    from ..machine import find_device
     from ..tasks.loading import load
 
     _ready(out / "autoencoder.nc", figures)
-    place = _device(device)
+    place = find_device(device)
     loaded = load(model, place)
     options: dict[str, Any] = {"climatology": climatology, "device": place, "batch": batch}
     options |= {"states": states, "seed": seed}
@@ -124,6 +125,7 @@ def prior(
     from ..errors import DataError
     from ..evaluation.files import about
     from ..evaluation.prior import score_prior, summarize
+    from ..machine import find_device
     from ..tasks.loading import load
 
     try:
@@ -131,7 +133,7 @@ def prior(
     except ValueError:
         raise DataError(f"hours {hours!r} are not lengths; e.g. 24,72") from None
     _ready(out / "prior.nc", figures)
-    place = _device(device)
+    place = find_device(device)
     loaded = load(model, place)
     scores = score_prior(
         loaded,
@@ -194,12 +196,6 @@ def _ready(scores: Path, figures: bool) -> None:
         from ..plots.style import require
 
         require()
-
-
-def _device(name: str | None) -> str:
-    import torch
-
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _write(

@@ -37,7 +37,7 @@ from .reading import ShardedArray
 from .sources import Task, open_source, sources
 from .states import Standardizer
 
-__all__ = ["WindowLoader", "runs"]
+__all__ = ["WindowLoader", "check_order", "find_hours", "runs"]
 
 HOUR = np.timedelta64(1, "h")
 
@@ -64,6 +64,41 @@ def runs(times: np.ndarray, trajectory: np.ndarray | None = None) -> np.ndarray:
         broken |= np.diff(trajectory) != 0
     ends = np.flatnonzero(broken) + 1
     return np.stack([np.append(0, ends), np.append(ends, len(times))], axis=1)
+
+
+def check_order(ds: xr.Dataset) -> None:
+    r"""Raises where a store's time runs backwards: no split of it can be found."""
+    times = ds["time"].values
+    back = np.flatnonzero(np.diff(times) < np.timedelta64(0))
+    if back.size:
+        after, before = (str(times[back[0] + k].astype("datetime64[m]")) for k in (0, 1))
+        raise DataError(
+            f"the store's hours are out of order: {before} comes after {after}; sort them, e.g. "
+            "ds.sortby('time'), and look for more with: appa data check STORE"
+        )
+
+
+def find_hours(ds: xr.Dataset, first: Any, last: Any) -> tuple[int, int]:
+    r"""Where the hours between two dates are in a store, both included.
+
+    Arguments:
+        ds: The store.
+        first: The first date, e.g. `"1993"`.
+        last: The last date.
+
+    Returns:
+        The index of the first hour, and the one past the last.
+    """
+    check_order(ds)
+    try:
+        index = ds.indexes["time"].slice_indexer(first, last)
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(
+            f"cannot find the hours from {first} to {last} in the store ({error}); give dates such "
+            "as ('1993', '2019-12-31')"
+        ) from error
+    start, stop, _ = index.indices(ds.sizes["time"])
+    return start, stop
 
 
 class WindowLoader:
@@ -172,17 +207,7 @@ class WindowLoader:
     # What is read
 
     def _starts(self, ds: xr.Dataset, split: tuple[Any, Any] | None) -> np.ndarray:
-        start, stop = 0, len(self.times)
-        if split is not None:
-            try:
-                index = ds.indexes["time"].slice_indexer(split[0], split[1])
-            except (KeyError, ValueError, TypeError) as error:
-                raise DataError(
-                    f"cannot find the hours from {split[0]} to {split[1]} in the store "
-                    f"({error}); give dates such as ('1993', '2019-12-31'), and look for "
-                    "hours out of order with `appa data check`"
-                ) from error
-            start, stop, _ = index.indices(stop)
+        start, stop = (0, len(self.times)) if split is None else find_hours(ds, *split)
         trajectory = ds["trajectory"].values[start:stop] if "trajectory" in ds.coords else None
         stretches = start + runs(self.times[start:stop], trajectory)
         lengths = stretches[:, 1] - stretches[:, 0]

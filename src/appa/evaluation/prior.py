@@ -69,7 +69,7 @@ def score_prior(
         store: The store; its hours may have gaps, but it must hold stretches of each length.
         climatology: The climatology anomalies are from: itself, its file, or `planet`.
         members: The number of trajectories of each length.
-        hours: Their lengths :math:`L`.
+        hours: Their lengths :math:`L`, 2 or more, in any order.
         stride: The hours :math:`\Delta` between windows, by default the configuration's.
         steps: The steps of the sampler, by default the configuration's.
         understated: The share by which noise is understated, likewise.
@@ -94,6 +94,12 @@ def score_prior(
         raise DataError(
             "anomalies need a climatology: fit one with appa data climatology STORE OUT, or give "
             "'planet' for the bundled planet's"
+        )
+    hours = sorted(set(hours))
+    if not hours or hours[0] < 2:
+        raise DataError(
+            f"found trajectories of {hours[0] if hours else 'no'} hours, expected 2 or more: what "
+            "is scored is how they change from hour to hour"
         )
     window, stride = model.config.window, int(stride or model.config.sampling.stride)
     if stride > window or (window - stride) % 2:

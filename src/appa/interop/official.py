@@ -68,6 +68,8 @@ TRAINING_IS = {
     "inject_ae_noise": True,
 }
 SATURATION = 5.0  # softclip2
+# at most of a level, and of channels, hours or a grid: forty times theirs and more
+BLOCKS, SIZES = 2**10, 2**16
 
 Tensors = dict[str, Tensor]
 
@@ -213,7 +215,13 @@ class Settings:
             raise ModelError(
                 f"{self.path}: {self.name} lacks {key!r}{nearest(key, map(str, self.values))}"
             )
-        return self.values[key]
+        found = self.values[key]
+        # else no network could be made of them, not even to compare its shapes
+        most = BLOCKS if key == "hid_blocks" else SIZES
+        several = found if isinstance(found, list) else [found]
+        if any(type(n) is int and n > most for n in several):
+            raise self.wrong(key, f"at most {most:,}")
+        return found
 
     def numbers(self, key: str, length: int | None = None) -> list[int]:
         r"""Whole numbers, so many of them."""
@@ -325,6 +333,11 @@ def _latent_channels(files: Files, weights: Tensors, blocks: list[int]) -> int:
         raise ModelError(
             f"{files.autoencoder} lacks {name}, which the settings beside it lead to; it has "
             f"{some(list(weights)) or 'no tensor'}: is it the right file?"
+        )
+    if weights[name].ndim != 1:
+        raise ModelError(
+            f"{files.autoencoder}: {name} has shape {tuple(weights[name].shape)}, expected one "
+            "number for each channel of latents; copy the whole run again"
         )
     return len(weights[name])
 

@@ -20,6 +20,10 @@ from ..tasks.folders import ModelError, missing, some
 
 __all__ = ["autoencoder_names", "convert", "denoiser_names", "read_tensors"]
 
+# what weights may be, and arithmetic is for: float8 has none, nor a scale
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+REAL = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
 Tensors = dict[str, Tensor]
 Names = tuple[dict[str, str], Tensors]
 
@@ -67,7 +71,7 @@ def _fault(name: object, tensor: Tensor) -> str | None:
         return f"{name} has a shape and no values"
     if tensor.layout != torch.strided:
         return f"{name} is sparse"
-    if tensor.is_complex() or tensor.is_quantized:
+    if tensor.dtype not in REAL:
         return f"{name} holds {tensor.dtype}".replace("torch.", "")
     return None
 

@@ -11,6 +11,13 @@ they need no padding, and a state rotated by :math:`f` pixels has the latent rot
 convolutions that see zeros beyond; latents then have two spare columns, and a seam whose error is
 bounded by what the halo keeps away.
 
+Convolutions know no places. What states are at each place on average, the *normals*
+:math:`\bar x`, need not go through them: where they are known, the networks are given departures,
+
+.. math:: z = E_\psi(x - \bar x) , \qquad \hat x = \bar x + D_\psi(z) .
+
+The networks turn with what they are given; whole states do not, since normals stay in their place.
+
 Many states are decoded a few at a time: what a layer gives of all of them would fill a device's
 memory, or its 32-bit indices, and makes nothing faster.
 """
@@ -177,7 +184,14 @@ class Autoencoder(nn.Module):
         saturation: The bound of latents, if they have one.
         checkpointing: Whether to keep only the activations between levels, and compute those
             within again when gradients are.
+
+    `normals`, where they are set, are subtracted from states and added to them again: `encode`
+    takes states and `decode` gives them, `encoder` and `decoder` know departures alone. They are
+    statistics and no weights: `state_dict` is without them.
     """
+
+    #: The normals :math:`\bar x`, with shape :math:`(C, H, W)`, if there are any.
+    normals: Tensor | None
 
     def __init__(
         self,
@@ -195,7 +209,7 @@ class Autoencoder(nn.Module):
     ):
         super().__init__()
         circular = longitude == "circular"
-        self.shape, self.saturation = shape, saturation
+        self.channels, self.shape, self.saturation = channels, shape, saturation
         self.factor = 2 ** (len(hidden_channels) - 1)
         (h, w), f = shape, self.factor
         h, w = -h % f, 0 if circular else -w % f + 2 * f
@@ -215,6 +229,7 @@ class Autoencoder(nn.Module):
             circular,
         )
         self.checkpointing = checkpointing
+        self.register_buffer("normals", None, persistent=False)
 
     @property
     def checkpointing(self) -> bool:
@@ -224,18 +239,34 @@ class Autoencoder(nn.Module):
     def checkpointing(self, value: bool) -> None:
         self.encoder.checkpointing = self.decoder.checkpointing = value
 
-    def encode(self, x: Tensor) -> Tensor:
+    def departures(self, x: Tensor) -> Tensor:
+        r"""What the networks see of states :math:`(*, C, H, W)`: themselves, or what they depart
+        from the normals by."""
+        return x if self.normals is None else x - self.normals.to(x)
+
+    def states(self, x: Tensor) -> Tensor:
+        r"""The states of departures :math:`(*, C, H, W)`."""
+        if self.normals is None:
+            return x
+        # in half precision a state would lose digits that its departure has
+        return x + self.normals.to(x.device, torch.promote_types(x.dtype, torch.float32))
+
+    def encode(self, x: Tensor, bare: bool = False) -> Tensor:
         r"""
         Arguments:
             x: Standardized states, with shape :math:`(B, C, H, W)`.
+            bare: Whether they are departures from the normals already.
 
         Returns:
-            Their latents :math:`E_\psi(x)`, with shape :math:`(B, c, h, w)`.
+            Their latents :math:`E_\psi(x - \bar x)`, with shape :math:`(B, c, h, w)`.
         """
-        if x.shape[-2:] != self.shape:  # convolutions would take any
+        if x.shape[1:] != (self.channels, *self.shape):  # convolutions would take any grid
             raise ValueError(
-                f"states have shape {tuple(x.shape)}, but the autoencoder's grid is {self.shape}"
+                f"states have shape {tuple(x.shape)}, but the autoencoder's grid is {self.shape}, "
+                f"with {self.channels} channels; give (B, {self.channels}, {self.shape[0]}, "
+                f"{self.shape[1]})"
             )
+        x = x if bare else self.departures(x)
         top, bottom, left, right = self.padding
         if left or right:
             x = F.pad(x, (left, right, 0, 0), mode="circular")
@@ -244,17 +275,18 @@ class Autoencoder(nn.Module):
         z = self.encoder(x)
         return z if self.saturation is None else softclip(z, self.saturation)
 
-    def decode(self, z: Tensor) -> Tensor:
+    def decode(self, z: Tensor, bare: bool = False) -> Tensor:
         r"""
         Arguments:
             z: Latents, with shape :math:`(B, c, h, w)`.
+            bare: Whether departures from the normals are wanted.
 
         Returns:
-            Standardized states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`.
+            Standardized states :math:`\bar x + D_\psi(z)`, with shape :math:`(B, C, H, W)`.
         """
-        if len(z) <= self.at_once:
-            return self._cropped(self.decoder(z))
-        return torch.cat([self._cropped(self.decoder(part)) for part in z.split(self.at_once)])
+        self._check(z)
+        x = _joined([self._cropped(self.decoder(part)) for part in z.split(self.at_once)])
+        return x if bare else self.states(x)
 
     def linearize(self, z: Tensor) -> tuple[Tensor, Product]:
         r"""Decodes, and linearizes the decoder around latents.
@@ -267,10 +299,12 @@ class Autoencoder(nn.Module):
             z: Latents, with shape :math:`(B, c, h, w)`.
 
         Returns:
-            The states :math:`D_\psi(z)`, with shape :math:`(B, C, H, W)`, whose gradients are the
-            products with the transpose (once: second derivatives are those of :meth:`decode`), and
-            the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same shapes.
+            The states :math:`\bar x + D_\psi(z)`, with shape :math:`(B, C, H, W)`, whose gradients
+            are the products with the transpose (once: second derivatives are those of
+            :meth:`decode`), and the products :math:`dz \mapsto \nabla D_\psi(z) \, dz`, of the same
+            shapes.
         """
+        self._check(z)
         crop = (*self.padding[::2], *self.shape)
         with torch.no_grad():
             parts = [self.decoder.linearize(part) for part in z.detach().split(self.at_once)]
@@ -296,7 +330,8 @@ class Autoencoder(nn.Module):
                 found.append(dz if size is None else dz * size)
             return _joined(found)
 
-        return _Decoded.apply(z, x, transposed, *kept), product  # type: ignore[return-value]
+        decoded: Tensor = _Decoded.apply(z, x, transposed, *kept)  # type: ignore[assignment]
+        return self.states(decoded), product
 
     @property
     def at_once(self) -> int:
@@ -309,19 +344,28 @@ class Autoencoder(nn.Module):
         ]
         return max(1, AT_ONCE // max(numbers))
 
+    def _check(self, z: Tensor) -> None:
+        if z.shape[1:] != self.latent_shape:  # of any other, some of the margins would be kept
+            raise ValueError(
+                f"latents have shape {tuple(z.shape)}, but the autoencoder's are "
+                f"{self.latent_shape}; give (B, {', '.join(map(str, self.latent_shape))})"
+            )
+
     def _cropped(self, x: Tensor) -> Tensor:
         (top, _, left, _), (h, w) = self.padding, self.shape
         return x[..., top : top + h, left : left + w]
 
-    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        r"""Reconstructs states from their latents, :math:`D_\psi(E_\psi(x) + \sigma_z \epsilon)`.
+    def forward(self, x: Tensor, noise: Tensor | None = None, bare: bool = False) -> Tensor:
+        r"""Reconstructs states from their latents,
+        :math:`\bar x + D_\psi(E_\psi(x - \bar x) + \sigma_z \epsilon)`.
 
         Arguments:
             x: Standardized states, with shape :math:`(B, C, H, W)`.
             noise: What is added to the latents, with shape :math:`(B, c, h, w)`, if anything.
+            bare: Whether they are departures from the normals, and such are wanted.
         """
-        z = self.encode(x)
-        return self.decode(z if noise is None else z + noise)
+        z = self.encode(x, bare)
+        return self.decode(z if noise is None else z + noise, bare)
 
 
 def _size(v: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -42,9 +42,10 @@ from ..data.reading import finite
 from ..data.states import Standardizer
 from ..data.stores import open_store
 from ..data.variables import LEVELS, VARIABLES
-from ..data.windows import WindowLoader
+from ..data.windows import WindowLoader, check_order
 from ..data.writing import StoreWriter
 from ..errors import DataError, StoreError
+from ..machine import find_device
 from ..progress import Progress, progress
 from .folders import ModelError, check_grid, digest, read_statistics
 from .loading import find, load_autoencoder
@@ -128,8 +129,10 @@ def encode(
     """
     if batch < 1 or (block is not None and block < 1):
         raise DataError(f"batch and block must be 1 or more, found {batch} and {block}")
-    encoder = Encoder(model, batch)
-    template = encoder.template(open_store(store))
+    encoder, states = Encoder(model, batch), open_store(store)
+    check_order(states)  # else latents could not be trained on
+    template = encoder.template(states)
+    WindowLoader(store, 1, 1, standardizer=encoder.states)  # what it lacks, before there is a file
     name = "a dataset" if isinstance(store, xr.Dataset) else Path(str(store)).name
     plan = {**encoder.plan, "store": name}
 
@@ -180,8 +183,9 @@ def encode_simulation(
     """
     from ..data.planet.simulation import simulate
 
+    place = find_device(device)
     encoder = Encoder(model, batch)
-    encoder.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    encoder.model.to(place)
     simulate(out, plan, compression=compression, circulation=circulation, transform=encoder)
     return Path(out)
 
@@ -227,7 +231,7 @@ class Encoder:
     def latents(self, x: Tensor) -> np.ndarray:
         r"""The latents of standardized states :math:`(T, C, H, W)`, with shape
         :math:`(T, c, h, w)`."""
-        x = self.model.departures(x.to(self.model.device, non_blocking=True))
+        x = x.to(self.model.device, non_blocking=True)
         return self.model.autoencoder.encode(x).cpu().numpy()
 
     def fields(self, states: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -302,7 +306,8 @@ def _template(ds: xr.Dataset, config: Config, weights: str, period: str) -> xr.D
 def _digest(model: Model, states: Standardizer) -> str:
     r"""A hash of what standardizes states: with another, latents are others."""
     sha = hashlib.sha256()
-    for array in (states.mean.numpy(), states.std.numpy(), states.sea, model.normals):
+    normals = model.autoencoder.normals
+    for array in (states.mean.numpy(), states.std.numpy(), states.sea, normals):
         sha.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
 

@@ -50,8 +50,8 @@ def model_digest(model: Model) -> str:
     if model._denoiser is not None:
         tensors |= {f"denoiser.{k}": t for k, t in model.denoiser.state_dict().items()}
         tensors |= {"latents.mean": model.latent_mean, "latents.std": model.latent_std}
-    if model.normals is not None:
-        tensors["normals"] = model.normals
+    if model.autoencoder.normals is not None:
+        tensors["normals"] = model.autoencoder.normals
     return digest(tensors)
 
 

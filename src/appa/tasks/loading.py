@@ -12,6 +12,7 @@ from torch import Tensor
 from ..config import Config
 from ..diffusion.denoiser import Denoiser
 from ..errors import nearest
+from ..machine import find_device
 from ..nn.autoencoder import Autoencoder
 from ..observations.representation import FILE as REPRESENTATION
 from ..observations.representation import Representation
@@ -45,6 +46,7 @@ def load(name_or_folder: str | Path, device: str | torch.device | None = None) -
         >>> model = load("planet")
     """
     folder = find(name_or_folder)
+    place = None if device is None else find_device(device)
     config, autoencoder = load_autoencoder(folder)
     denoiser, mean, std = None, None, None
     if (folder / DENOISER).exists():
@@ -56,11 +58,12 @@ def load(name_or_folder: str | Path, device: str | torch.device | None = None) -
         rep = Representation.load(path)
         _check_estimated_of(path, rep, autoencoder)
     model = Model(config, autoencoder, denoiser, mean, std, statistics, str(name_or_folder), rep)
-    return model if device is None else model.to(device)
+    return model if place is None else model.to(place)
 
 
 def load_autoencoder(folder: Path) -> tuple[Config, Autoencoder]:
-    r"""The configuration and the autoencoder of a model folder."""
+    r"""The configuration and the autoencoder of a model folder, whose normals a
+    :class:`appa.tasks.model.Model` gives it."""
     config = read_config(folder)
     weights = read_weights(folder / AUTOENCODER)
     autoencoder = build_autoencoder(config)

@@ -1,7 +1,7 @@
 r"""A model: autoencoder, denoiser, and the statistics between them and the world.
 
-A state :math:`x` is standardized with the statistics of states, and it, or its departure from the
-normals (:mod:`appa.tasks.normals`), encoded to :math:`z = E_\psi(x)`. The denoiser knows latents
+A state :math:`x` is standardized with the statistics of states, and encoded to a latent :math:`z`,
+with the normals (:mod:`appa.tasks.normals`) where it has any. The denoiser knows latents
 standardized in turn, with the mean :math:`\mu` and standard deviation :math:`\sigma` of those it
 was trained on, to which noise with deviation :math:`\sigma_z` was added:
 
@@ -28,7 +28,7 @@ from ..data.states import Standardizer
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.sampling import Noise, hour_number
 from ..errors import DataError
-from ..machine import free_memory
+from ..machine import find_device, free_memory
 from ..nn.autoencoder import Autoencoder
 from ..observations.rain import Above
 from ..observations.representation import AUTOENCODER_DIGEST, Representation
@@ -76,9 +76,8 @@ class Model:
         >>> z = model.encode(model.standardizer.to_tensor(ds))
         >>> x = model.decode(z)
 
-    `model.autoencoder` is the network alone, `encode` and `decode` of the model what it is used
-    for: where `autoencoder.normals` is set, the network takes and gives departures from the mean at
-    each place (:meth:`departures`), and its latents are not standardized.
+    `model.autoencoder` takes and gives the same standardized states, but its latents are :math:`z`,
+    not standardized.
     """
 
     def __init__(
@@ -100,7 +99,8 @@ class Model:
         self._denoiser = denoiser.eval().requires_grad_(False) if denoiser is not None else None
         self._latent_mean, self._latent_std = latent_mean, latent_std
         self.standardizer = standardizer(config, statistics)
-        self.normals = read_normals(config, statistics)
+        normals = read_normals(config, statistics)
+        self.autoencoder.normals = None if normals is None else normals.to(self.device)
 
     # ---------------------------------------------------------------- parts
 
@@ -158,9 +158,8 @@ class Model:
 
     def to(self, device: str | torch.device) -> Model:
         r"""Moves the networks to a device, and returns the model."""
+        device = find_device(device)
         self.autoencoder.to(device)
-        if self.normals is not None:
-            self.normals = self.normals.to(device)
         if self._denoiser is not None:
             self._denoiser.to(device)
         if self._latent_mean is not None and self._latent_std is not None:
@@ -178,7 +177,7 @@ class Model:
         Returns:
             Standardized latents :math:`\tilde{z}`, with shape :math:`(*, c, h, w)`.
         """
-        z = self.autoencoder.encode(self.departures(x).reshape(-1, *x.shape[-3:]))
+        z = self.autoencoder.encode(x.reshape(-1, *x.shape[-3:]))
         z = (z - self.latent_mean[:, None, None]) / self.latent_scale[:, None, None]
         return z.reshape(*x.shape[:-3], *z.shape[1:])
 
@@ -192,23 +191,12 @@ class Model:
         """
         raw = z * self.latent_scale[:, None, None] + self.latent_mean[:, None, None]
         x = self.autoencoder.decode(raw.reshape(-1, *raw.shape[-3:]))
-        return self._states(x.reshape(*z.shape[:-3], *x.shape[1:]))
+        return x.reshape(*z.shape[:-3], *x.shape[1:])
 
     def reconstruct(self, x: Tensor) -> Tensor:
         r"""Encodes and decodes standardized states :math:`(B, C, H, W)`, for which no denoiser is
         needed."""
-        return self._states(self.autoencoder.decode(self.autoencoder.encode(self.departures(x))))
-
-    def departures(self, x: Tensor) -> Tensor:
-        r"""What the autoencoder sees of standardized states :math:`(*, C, H, W)`: themselves, or
-        what they depart from the normals by, see :mod:`appa.tasks.normals`."""
-        return x if self.normals is None else x - self.normals.to(x)
-
-    def _states(self, x: Tensor) -> Tensor:
-        r"""The states of departures."""
-        # in half precision a state would lose digits that its departure has
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return x if self.normals is None else x + self.normals.to(wide)
+        return self.autoencoder.decode(self.autoencoder.encode(x))
 
     def rains(self, channel: int) -> bool:
         r"""Whether a channel is precipitation."""
@@ -270,7 +258,7 @@ class Model:
         def changes(dz: Tensor) -> Tensor:
             return product((dz * scale).flatten(0, -4)).unflatten(0, lead)
 
-        return self._states(x.unflatten(0, lead)), changes
+        return x.unflatten(0, lead), changes
 
     def to_dataset(self, z: Tensor, times: Any, **options: Any) -> xr.Dataset:
         r"""Decodes trajectories into a canonical dataset.

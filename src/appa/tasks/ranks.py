@@ -24,10 +24,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import AppaError, nearest
+from ..machine import DEVICES, find_device
 
 __all__ = ["Ranks", "distributed"]
-
-KINDS = ("cpu", "cuda")
 
 # Where processes find each other, and how often they have: a place they met at before is not taken
 # again, since one could come back to it while another is still leaving.
@@ -172,18 +171,16 @@ def distributed(
 
 def _device(device: str | torch.device | None, local: int, world: int) -> torch.device:
     r"""The device of a process, by its rank on its machine where there are several."""
-    asked = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kind, _, index = asked.partition(":")
-    if kind not in KINDS or (index and not index.isdigit()):
-        raise AppaError(f"unknown device {asked!r}{nearest(kind, KINDS)}")
-    if kind == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise AppaError("there is no CUDA device; leave out the device, or give cpu")
-    number, count = int(index) if index and world == 1 else local, torch.cuda.device_count()
-    if number >= count:
+    if world > 1 and device is not None:
+        device = str(device).partition(":")[0]
+    place = find_device(device)
+    if place.type not in DEVICES:
+        raise AppaError(f"unknown device {str(device)!r}{nearest(place.type, DEVICES)}")
+    if place.type == "cpu" or place.index is not None:
+        return place
+    if local >= (count := torch.cuda.device_count()):
         raise AppaError(
-            f"there is no CUDA device {number}: there are {count}, counted from 0; give another, "
-            "or start as many processes a node as it has devices (--nproc-per-node)"
+            f"there is no CUDA device {local}: there are {count}, counted from 0; start as many "
+            "processes a node as it has devices (--nproc-per-node)"
         )
-    return torch.device("cuda", number)
+    return torch.device("cuda", local)

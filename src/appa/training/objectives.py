@@ -31,30 +31,24 @@ class Reconstruction(nn.Module):
         network: The autoencoder.
         criterion: The error of reconstructions.
         noise: The latent noise :math:`\sigma_z`.
-        normals: What is subtracted from states, with shape :math:`(C, H, W)`, or nothing.
         rotations: Whether states are rotated.
     """
-
-    normals: Tensor | None
 
     def __init__(
         self,
         network: Autoencoder,
         criterion: WeightedError,
         noise: float,
-        normals: Tensor | None = None,
         rotations: bool = False,
     ):
         super().__init__()
         self.network, self.criterion, self.noise = network, criterion, noise
         self.rotations = rotations
-        self.register_buffer("normals", normals, persistent=False)
 
-    def states(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
-        r"""What the network sees of windows of one hour: states or their departures, rotated if
-        told so, laid out as convolutions take them fastest."""
-        x = x[:, 0].to(self.criterion.area.dtype)
-        x = x if self.normals is None else x - self.normals
+    def departures(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
+        r"""What the networks see of windows of one hour: departures, rotated if told so, laid out
+        as convolutions take them fastest."""
+        x = self.network.departures(x[:, 0].to(self.criterion.area.dtype))
         x = x if turns is None else rotate(x, turns)
         return x.contiguous(
             memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format
@@ -71,12 +65,13 @@ class Reconstruction(nn.Module):
         """
         area = self.criterion.area
         if not self.rotations:
-            x = self.states(x)
+            x = self.departures(x)
         else:
-            x = self.states(x, turns)
+            x = self.departures(x, turns)
             if area.shape[-1] > 1:  # coasts turn with the states
                 area = rotate(area.expand(len(x), -1, -1, -1), turns)
-        return self.criterion(self.network(x, self.noise * noise), x, area)
+        # turned, they are no longer at the places of the normals
+        return self.criterion(self.network(x, self.noise * noise, bare=True), x, area)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

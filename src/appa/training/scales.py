@@ -18,6 +18,7 @@ from ..data import climatology as climate
 from ..data import statistics as state_statistics
 from ..data.planet import climatology, is_planet
 from ..data.planet import statistics as bundled
+from ..data.windows import find_hours
 from ..errors import DataError
 from ..tasks.folders import NORMALS, STATISTICS, gather, load_statistics, write_statistics
 from ..tasks.normals import with_normals
@@ -137,7 +138,7 @@ def _alike(a: xr.Dataset, b: xr.Dataset) -> bool:
 
 def _compare(config: Config, store: xr.Dataset, stats: xr.Dataset, whose: str) -> None:
     r"""Raises where hours of the training split are not on the scale of the statistics."""
-    train = store.sel(time=slice(*_split(config)))
+    train = store.isel(time=slice(*find_hours(store, *_split(config))))
     hours = np.unique(np.linspace(0, train.sizes["time"] - 1, HOURS).astype(int))
     if train.sizes["time"] == 0:
         return  # an error of its own, later

@@ -14,6 +14,7 @@ from typing import Any
 from ..config import Config
 from ..costs import autoencoder_parameters, denoiser_parameters
 from ..data.sources import open_source
+from ..data.windows import find_hours
 from ..errors import nearest
 from ..tasks.folders import AUTOENCODER, ModelError, missing, read_config
 from .logs import KINDS, LogError
@@ -131,8 +132,7 @@ def _folder(arguments: Mapping[str, Any]) -> Path:
 
 def _hours(config: Config, data: Any) -> int:
     period = config.data.splits.period("train")
-    times = open_source(data).indexes["time"]
-    first, last, _ = times.slice_indexer(period.start, period.stop).indices(len(times))
+    first, last = find_hours(open_source(data), period.start, period.stop)
     return max(0, last - first)
 
 

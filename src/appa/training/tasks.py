@@ -220,8 +220,8 @@ class AutoencoderTask(Task):
         undefined = statistics["undefined"].values if "undefined" in statistics else None
         self.criterion = WeightedError(self.channels, config.grid.weights, undefined, *weights)
         noise = config.autoencoder.latent_noise
-        normals = read_normals(config, statistics)
-        self.objective = Reconstruction(network, self.criterion, noise, normals, given.rotations)
+        network.normals = read_normals(config, statistics)
+        self.objective = Reconstruction(network, self.criterion, noise, given.rotations)
         super().__init__(config, store, network, self.objective)
         self.statistics = statistics
         self.standardizer = Standardizer.from_config(config, statistics, undefined)
@@ -260,8 +260,8 @@ class AutoencoderTask(Task):
         # the network is called whole: on many ranks its parts may not have their weights
         hook = self.network.encoder.register_forward_hook(look)
         for x, _, _ in batches:
-            x = self.objective.states(x.to(self.device))
-            total += self.criterion.errors(self.network(x), x).mean(dim=0)
+            x = self.objective.departures(x.to(self.device))
+            total += self.criterion.errors(self.network(x, bare=True), x).mean(dim=0)
         hook.remove()
         mean, share = ranks.mean(total / len(batches)), ranks.mean(beyond / len(batches))
         loss, rmse = self.criterion.mean(mean).item(), mean.sqrt().cpu().numpy()
@@ -275,9 +275,8 @@ class AutoencoderTask(Task):
 
     @torch.no_grad()
     def figure(self, batch: Batch) -> Figure | None:
-        x = self.objective.states(batch[0][:1].to(self.device))
-        normals = 0 if self.objective.normals is None else self.objective.normals
-        x, y = ((t[0] + normals).float().cpu().numpy() for t in (x, self.network(x)))
+        x = batch[0][:1, 0].to(self.device, self.criterion.area.dtype)
+        x, y = (t[0].float().cpu().numpy() for t in (x, self.network(x)))
         return draw_reconstruction(x, y, self.channels)
 
 
@@ -309,6 +308,12 @@ class DenoiserTask(Task):
                 f"the latents of {what} have shape {ds['latents'].shape[1:]}, those of the "
                 f"configuration {config.latent_shape}; encode the store with this run's autoencoder"
             )
+        for name in ("latents_mean", "latents_std"):
+            if ds[name].shape != config.latent_shape[:1]:
+                raise DataError(
+                    f"{name} of {what} has shape {ds[name].shape}, expected one number for each of "
+                    f"{config.latent_shape[0]} channels; encode the store again with: appa encode"
+                )
         self.made_by = ds.attrs.get("autoencoder")
         self.mean, self.std = (
             torch.from_numpy(np.asarray(ds[f"latents_{name}"].values, np.float32))
