@@ -314,12 +314,15 @@ def test_a_full_disk_when_tensorboard_begins(tmp_path, printed):
 
 def test_a_full_disk_while_tensorboard_writes(tmp_path, printed):
     r"""What is not written is told at the latest where the log ends; other threads are heard."""
-    before, logs = threading.excepthook, Logs(tmp_path)
+    before, others = threading.excepthook, threading.enumerate()
+    logs = Logs(tmp_path)
+    (writing,) = (thread for thread in threading.enumerate() if thread not in others)
     logs.file.close()
     logs.file = open(os.devnull, "a")  # noqa: SIM115 # its own error would come first
-    with no_room(), suppress(LogError):
-        logs.scalars(1, {"loss": 1.0})
-        time.sleep(0.2)
+    with no_room():
+        with suppress(LogError):
+            logs.scalars(1, {"loss": 1.0})
+        writing.join(60)
     with pytest.warns(UserWarning, match="File too large"):
         logs.close()
     assert printed == []
@@ -330,6 +333,13 @@ def test_a_full_disk_while_tensorboard_writes(tmp_path, printed):
         thread.start()
         thread.join()
     assert printed == [thread]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_full_disk_is_told_once(tmp_path, printed):
+    with pytest.raises(LogError, match="File too large"), Logs(tmp_path) as logs, no_room():
+        logs.scalars(1, {"loss": 1.0})
+    assert printed == []
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -149,8 +149,11 @@ class Logs:
     def __enter__(self) -> Logs:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        with warnings.catch_warnings():
+            if kind is not None and issubclass(kind, LogError):
+                warnings.simplefilter("ignore")  # it is told once
+            self.close()
 
     def _drop(self, last: int) -> None:
         r"""Forgets what was logged after a step, and half a line that a killed process left."""
