@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from appa.errors import AppaError
+from appa.training import train_autoencoder
 from appa.training.distribution import Ranks, distributed, replicate
 from appa.training.interruptions import Together
-from appa.training.loop import train
-from appa.training.options import Options
 
 from ..processes import ranks
 from . import small
-from .worker import CASES, main, make_task, make_trainer, results, resumed
+from .worker import CASES, main, make_trainer, results, resumed
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 # In double precision only the order of sums differs, by parts in 1e16 that Adam, which divides by
@@ -130,14 +129,13 @@ def replicated(folder: Path) -> None:
 
 def failing(folder: Path, out: Path, name: str, again: bool) -> None:
     r"""Where a file is to go there is a folder, or the reverse: the first rank alone finds out."""
-    run = out / "run"
+    run, config = out / "run", small.configuration()
+    options = {"statistics": small.state_statistics(), "device": "cpu", "every": 1}
+
+    def go_on(steps: int) -> None:  # as a user does, with the logger they have by default
+        train_autoencoder(config, folder / "store.zarr", run, steps=steps, **options)
+
     with distributed("cpu") as ranks:
-        options = Options(logger="none", every=1, stretch=True)
-
-        def go_on(steps: int) -> None:
-            task = make_task(folder, "autoencoder", training__autoencoder__steps=steps)
-            train(task, run, ranks, options)
-
         if again:
             go_on(1)
         if ranks.main:

@@ -41,11 +41,9 @@ class LogError(AppaError):
     r"""A log cannot be written."""
 
 
-def check_logger(kind: str) -> Any:
-    r"""Raises unless there is such a logger here. Returns its package, if it has one."""
-    if kind not in KINDS:
-        raise LogError(f"unknown logger {kind!r}{nearest(kind, KINDS)}")
-    return _tensorboard() if kind == "tensorboard" else _wandb() if kind == "wandb" else None
+def check_logger(kind: str) -> None:
+    r"""Raises unless there is such a logger here."""
+    _package(kind)
 
 
 class Logs:
@@ -73,7 +71,7 @@ class Logs:
         resume_step: int | None = None,
     ):
         # Missing packages are told before anything is touched.
-        module = check_logger(kind)
+        module = _package(kind)
         self.folder, self.kind = Path(folder), kind
         self.path = self.folder / "log.jsonl"
         self.pictures = self.folder / "pictures"
@@ -181,6 +179,13 @@ class Logs:
             f"the log in {self.folder} cannot be written ({error.strerror or error}); make room or "
             f"make it writable, and the same command {begins}"
         )
+
+
+def _package(kind: str) -> Any:
+    r"""What a logger writes with, if it is a package."""
+    if kind not in KINDS:
+        raise LogError(f"unknown logger {kind!r}{nearest(kind, KINDS)}")
+    return _tensorboard() if kind == "tensorboard" else _wandb() if kind == "wandb" else None
 
 
 # TensorBoard
