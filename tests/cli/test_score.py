@@ -207,3 +207,7 @@ def test_files_keep_what_is_not_known(tmp_path):
     climatologies.save(climatology(), tmp_path / "b.nc")
     with pytest.raises(StoreError, match="holds climatology"):
         save_scores(scores, summary, tmp_path, "b")
+    (tmp_path / "c.json").mkdir()
+    with pytest.raises(StoreError, match=r"cannot write '.*c\.json' \(.*directory"):
+        save_scores(scores, summary, tmp_path, "c")
+    assert not list(tmp_path.glob(".*"))

@@ -20,6 +20,7 @@ from appa.cli.train import app
 from appa.config import load_config
 from appa.data.stores import open_store
 from appa.errors import AppaError, DataError
+from appa.training.start import intentions
 
 from ..processes import ENVIRONMENT
 from ..training.commands import (
@@ -90,6 +91,7 @@ def test_help_imports_nothing_heavy():
         (["planet", "--data", "planet", "--logger", "wandbb"], "did you mean 'wandb'"),
         (["planet", "--data", "planet", "--device", "tpu"], "unknown device 'tpu'"),
         (["planet", "--data", "planet", "--micro-batch", "7"], "batch of 64 .* micro-batches of 7"),
+        (["planet", "--data", "planet", "--seed", "9" * 20], "seed must be from 0 to .* found 9"),
         (["planet", "--data", "planet", "--slurm"], "no Slurm here"),
         (["planet", "--data", "planet", "--slurm", "--nodes", "5"], "batch of 64 .* over 5 rank"),
         (["planet", "--data", "planet", "--slurm", "--time", "1h"], "found the time '1h'"),
@@ -173,6 +175,30 @@ def test_what_is_said(folder, model):
 
     said = appa("train", "denoiser", model, "--data", folder / "latents.zarr", *options)
     assert "denoiser: going on from step 4\n" in said
+
+
+def test_a_warm_up_that_is_not_outlasted_is_said():
+    r"""With the rate that the schedule itself gives the last update."""
+    from appa.training.optimizers import learning_rate
+
+    config = load_config("planet")
+    settings = config.training.autoencoder
+    assert (settings.warmup, settings.decay) == (1000, "linear")
+    about = {"config": config, "data": "planet", "out": Path("run"), "logger": "none"}
+
+    def said(steps: int) -> list[str]:
+        lines = intentions("autoencoder", about | {"steps": steps})
+        return [line for line in lines if line.startswith("warm-up")]
+
+    (line,) = said(100)
+    base = settings.learning_rate
+    rates = [
+        learning_rate(s, base=base, decay="linear", steps=100, warmup=1000) for s in range(100)
+    ]
+    assert f"ends at {max(rates) / base:.2g} of {base:g}; " in line
+    assert "set training.autoencoder.warmup below 100" in line
+    assert len(said(1000)) == 1
+    assert said(1001) == []
 
 
 def load_network(model: Path) -> list[str]:

@@ -2,6 +2,7 @@ r"""Two processes do what one does with the same global batch, and can go on fro
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from appa.errors import AppaError
+from appa.training import train_autoencoder
 from appa.training.distribution import Ranks, distributed, replicate
 from appa.training.interruptions import Together
 
@@ -123,6 +125,43 @@ def replicated(folder: Path) -> None:
         # a tenth of the mean, each rank's its own
         mean = module.module.running_mean.item()  # type: ignore[union-attr]
         (folder / f"rank{ranks.rank}").write_text(str(round(mean, 3)))
+
+
+def failing(folder: Path, out: Path, name: str, again: bool) -> None:
+    r"""Where a file is to go there is a folder, or the reverse: the first rank alone finds out."""
+    run, config = out / "run", small.configuration()
+    options = {"statistics": small.state_statistics(), "device": "cpu", "every": 1}
+
+    def go_on(steps: int) -> None:  # as a user does, with the logger they have by default
+        train_autoencoder(config, folder / "store.zarr", run, steps=steps, **options)
+
+    with distributed("cpu") as ranks:
+        if again:
+            go_on(1)
+        if ranks.main:
+            (run / name).unlink(missing_ok=True)
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name / "full").mkdir(parents=True) if "." in name else (run / name).touch()
+        ranks.barrier()
+        with pytest.raises(AppaError) as error:
+            go_on(2)
+        (out / f"rank{ranks.rank}").write_text(f"{type(error.value).__name__}: {error.value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "again", "told"),
+    [
+        ("training/autoencoder/log.jsonl", False, "LogError: the log in "),
+        ("config.yaml", False, "ModelError: cannot write .*config.yaml"),
+        ("autoencoder.safetensors", True, "ModelError: cannot write .*autoencoder.safetensors"),
+        ("training/autoencoder/checkpoints", False, "CheckpointError: .*checkpoint of step 1 "),
+    ],
+)
+def test_what_the_first_rank_cannot_write_ends_all(folder, tmp_path, name, again, told):
+    ranks(failing, folder, tmp_path, name, again)
+    first, second = ((tmp_path / f"rank{rank}").read_text() for rank in range(2))
+    assert re.match(told, first)
+    assert second == first
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 
 from appa.config import load_config
 from appa.errors import AppaError
-from appa.training.logs import Logs
+from appa.training.logs import LogError, Logs
 
 
 def entries(folder):
@@ -235,6 +238,23 @@ def test_wandb_goes_on_under_the_same_name(tmp_path, runs, monkeypatch):
     assert all(run.finished for run in runs)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no API key\nrun this"), OSError("no route")])
+def test_wandb_that_does_not_begin(tmp_path, runs, monkeypatch, error):
+    r"""Its errors are of its own kinds: not logged in, not connected."""
+
+    def init(**_):
+        raise error
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+    with pytest.raises(LogError) as found:
+        Logs(tmp_path, "wandb")
+    told = str(found.value)
+    assert f"({type(error).__name__}: {str(error).splitlines()[0]})" in told
+    for way in ("wandb login", "WANDB_MODE=offline", "--logger tensorboard"):
+        assert way in told
+    assert "\n" not in told
+
+
 def test_wandb_offline(tmp_path, monkeypatch):
     r"""The package itself, where it is installed."""
     pytest.importorskip("wandb", reason="Weights & Biases is not installed")
@@ -245,17 +265,81 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert entries(tmp_path)[0]["loss"] == 1.0
 
 
-def test_a_full_disk_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("checkpoint", "told"),
+    [(True, "goes on from the last checkpoint"), (False, "starts from the beginning")],
+)
+def test_a_full_disk_is_told(tmp_path, checkpoint, told):
     r"""A log on a device that is always full."""
+    if checkpoint:
+        (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
     logs = Logs(tmp_path, "none")
     logs.file.close()
     logs.file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
-    with pytest.raises(AppaError, match=r"No space left.*goes on from the last checkpoint"):
+    with pytest.raises(AppaError, match=rf"No space left.*the same command {told}"):
         logs.scalars(1, {"loss": 1.0})
     with pytest.warns(UserWarning, match="No space left"):
         logs.close()
+
+
+@contextmanager
+def no_room():
+    r"""The system takes no bytes more, in whatever file, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    r"""The threads whose errors Python would print with a traceback."""
+    heard: list[threading.Thread] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: heard.append(args.thread))
+    return heard
+
+
+def test_a_full_disk_when_tensorboard_begins(tmp_path, printed):
+    r"""Its thread fails, and the message is all that is seen of it."""
+    before = threading.excepthook
+    with no_room(), pytest.raises(AppaError, match=r"File too large.*starts from the beginning"):
+        Logs(tmp_path)
+    assert printed == []
+    assert threading.excepthook is before
+
+
+def test_a_full_disk_while_tensorboard_writes(tmp_path, printed):
+    r"""What is not written is told at the latest where the log ends; other threads are heard."""
+    before, others = threading.excepthook, threading.enumerate()
+    logs = Logs(tmp_path)
+    (writing,) = (thread for thread in threading.enumerate() if thread not in others)
+    logs.file.close()
+    logs.file = open(os.devnull, "a")  # noqa: SIM115 # its own error would come first
+    with no_room():
+        with suppress(LogError):
+            logs.scalars(1, {"loss": 1.0})
+        writing.join(60)
+    with pytest.warns(UserWarning, match="File too large"):
+        logs.close()
+    assert printed == []
+    assert threading.excepthook is before
+
+    with Logs(tmp_path):
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+    assert printed == [thread]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_full_disk_is_told_once(tmp_path, printed):
+    with pytest.raises(LogError, match="File too large"), Logs(tmp_path) as logs, no_room():
+        logs.scalars(1, {"loss": 1.0})
+    assert printed == []
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

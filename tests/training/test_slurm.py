@@ -208,6 +208,7 @@ echo "Submitted batch job 4242"
 SRUN = r"""#!/bin/bash
 export TASK_CORES=${SRUN_CPUS_PER_TASK:-1}  # as from Slurm 22.05 on
 out="$3" err="$5"; shift 5
+while [[ $1 == --* ]]; do echo "$1" >> "{folder}/srun.txt"; shift; done
 for task in $(seq 0 $((SLURM_NTASKS - 1))); do
     o="${out//%j/4242}" e="${err//%j/4242}"
     SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NODEID=0 \
@@ -221,8 +222,8 @@ wait
 def slurm(tmp_path, monkeypatch):
     folder = tmp_path / "slurm"
     folder.mkdir()
-    for name, text in (("sbatch", SBATCH.replace("{folder}", str(folder))), ("srun", SRUN)):
-        (folder / name).write_text(text)
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN)):
+        (folder / name).write_text(text.replace("{folder}", str(folder)))
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
@@ -257,7 +258,9 @@ def test_what_slurm_is_asked_for(tmp_path, slurm):
         "open-mode=append",
         "signal=USR2@300",
     }
-    # and the tasks it starts find one another
+    # and the tasks it starts end together, and find one another
+    wait((slurm / "srun.txt").exists)
+    assert (slurm / "srun.txt").read_text() == "--kill-on-bad-exit=1\n"
     wait(lambda: all((tmp_path / f"{rank}.json").exists() for rank in (0, 1)))
     wait(lambda: len(list((tmp_path / "logs").glob("*_result.pkl"))) == 2)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]

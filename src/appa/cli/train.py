@@ -264,6 +264,7 @@ def _submit(
     account: str | None,
     sbatch: list[str] | None,
 ) -> None:
+    from ..training.logs import check_logger
     from ..training.slurm import SlurmError, submit
     from ..training.start import intentions, start
 
@@ -275,6 +276,7 @@ def _submit(
         options[key.replace("_", "-")] = value
     by_hand = options.keys() & {"cpus-per-task", "cpus-per-gpu"}
     # What is wrong is told now, not by a job an hour later.
+    check_logger(arguments["logger"])
     lines = intentions(network, arguments, nodes * max(1, gpus_per_node))
     folder = run / "training" / network / "slurm"
     job = submit(

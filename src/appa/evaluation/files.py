@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import xarray as xr
 from .. import costs
 from ..config import Config
 from ..data import netcdf
+from ..errors import StoreError
 
 __all__ = ["KIND", "about", "load_scores", "load_summary", "save_scores"]
 
@@ -43,8 +45,14 @@ def save_scores(
     netcdf.save(scores, path, KIND)
     told = path.with_suffix(".json")
     partial = told.with_name(f".{told.name}.partial")
-    partial.write_text(json.dumps(_plain(summary), indent=1, allow_nan=False) + "\n")
-    partial.replace(told)
+    text = json.dumps(_plain(summary), indent=1, allow_nan=False) + "\n"
+    try:
+        partial.write_text(text)
+        partial.replace(told)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {str(told)!r} ({error}); choose another folder") from error
     return path, told
 
 

@@ -12,9 +12,11 @@ import json
 import math
 import os
 import re
+import threading
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +24,26 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..errors import AppaError, nearest
+from .checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..config import Config
 
-__all__ = ["KINDS", "LogError", "Logs"]
+__all__ = ["KINDS", "LogError", "Logs", "check_logger"]
 
 KINDS = ("tensorboard", "wandb", "none")
+WRITING = "tensorboard.summary.writer.event_file_writer"  # where TensorBoard's threads come from
 
 
 class LogError(AppaError):
     r"""A log cannot be written."""
+
+
+def check_logger(kind: str) -> None:
+    r"""Raises unless there is such a logger here."""
+    _package(kind)
 
 
 class Logs:
@@ -61,16 +70,15 @@ class Logs:
         config: Config | Mapping[str, Any] | None = None,
         resume_step: int | None = None,
     ):
-        if kind not in KINDS:
-            raise LogError(f"unknown logger {kind!r}{nearest(kind, KINDS)}")
+        # Missing packages are told before anything is touched.
+        module = _package(kind)
         self.folder, self.kind = Path(folder), kind
         self.path = self.folder / "log.jsonl"
         self.pictures = self.folder / "pictures"
         last = -1 if resume_step is None else resume_step
         values = config if isinstance(config, Mapping) else config and config.model_dump()
-        # Missing packages are told before anything is touched.
         self.writer, self.run = None, None
-        module = _tensorboard() if kind == "tensorboard" else _wandb() if kind == "wandb" else None
+        self.quiet = Quiet() if kind == "tensorboard" else None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._drop(last)
@@ -80,6 +88,8 @@ class Logs:
             elif kind == "wandb":
                 self.run = _begin_wandb(module, self.folder, last, values)
         except OSError as error:
+            if self.quiet is not None:
+                self.quiet.end()
             raise self._unwritten(error) from error
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
@@ -123,7 +133,9 @@ class Logs:
         r"""Writes what is held back. What cannot be is a warning: the training is over."""
         for end in (
             self.file.close,
+            self.writer and self.writer.flush,  # which says what was not written, closing does not
             self.writer and self.writer.close,
+            self.quiet and self.quiet.end,
             self.run and self.run.finish,
         ):
             try:
@@ -135,8 +147,11 @@ class Logs:
     def __enter__(self) -> Logs:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        with warnings.catch_warnings():
+            if kind is not None and issubclass(kind, LogError):
+                warnings.simplefilter("ignore")  # it is told once
+            self.close()
 
     def _drop(self, last: int) -> None:
         r"""Forgets what was logged after a step, and half a line that a killed process left."""
@@ -158,10 +173,19 @@ class Logs:
                     path.unlink()
 
     def _unwritten(self, error: OSError) -> LogError:
+        there = Checkpoints(self.folder / "checkpoints").steps()
+        begins = "goes on from the last checkpoint" if there else "starts from the beginning"
         return LogError(
             f"the log in {self.folder} cannot be written ({error.strerror or error}); make room or "
-            "make it writable, and the same command goes on from the last checkpoint"
+            f"make it writable, and the same command {begins}"
         )
+
+
+def _package(kind: str) -> Any:
+    r"""What a logger writes with, if it is a package."""
+    if kind not in KINDS:
+        raise LogError(f"unknown logger {kind!r}{nearest(kind, KINDS)}")
+    return _tensorboard() if kind == "tensorboard" else _wandb() if kind == "wandb" else None
 
 
 # TensorBoard
@@ -177,6 +201,33 @@ def _tensorboard() -> Any:
             "alone with --logger none"
         ) from error
     return module
+
+
+class Quiet:
+    r"""Keeps the errors of TensorBoard's thread from standard error, until its end.
+
+    TensorBoard writes in a thread of its own, whose error on a full disk Python prints with a
+    traceback. Nothing is lost without it: the writer raises the same error where it is called next.
+    """
+
+    def __init__(self) -> None:
+        self.others = weakref.WeakSet(threading.enumerate())
+        self.before = threading.excepthook
+        threading.excepthook = self.hear
+
+    def hear(self, args: Any) -> None:
+        if not self.mine(args.thread):
+            self.before(args)
+
+    def mine(self, thread: threading.Thread | None) -> bool:
+        return type(thread).__module__ == WRITING and thread not in self.others
+
+    def end(self) -> None:
+        # what has failed may not have come to its error yet
+        for thread in filter(self.mine, threading.enumerate()):
+            thread.join(1.0)
+        if threading.excepthook == self.hear:
+            threading.excepthook = self.before
 
 
 def _begin_tensorboard(
@@ -210,13 +261,22 @@ def _begin_wandb(module: Any, folder: Path, last: int, values: Mapping[str, Any]
     name = folder / "wandb.txt"
     if last < 0 or not name.exists():
         name.write_text(uuid.uuid4().hex[:12])
-    run = module.init(
-        project=os.environ.get("WANDB_PROJECT", "appa"),
-        dir=str(folder),
-        id=name.read_text().strip(),
-        resume="allow",
-        config=json.loads(json.dumps(values, default=str)),
-    )
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
+    options = {
+        "project": os.environ.get("WANDB_PROJECT", "appa"),
+        "dir": str(folder),
+        "id": name.read_text().strip(),
+        "resume": "allow",
+        "config": json.loads(json.dumps(values, default=str)),
+    }
+    try:
+        run = module.init(**options)
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+    except Exception as error:  # of its own kinds, for want of a key or of a connection
+        told = (str(error).splitlines() or ["no reason"])[0]
+        raise LogError(
+            f"Weights & Biases does not begin ({type(error).__name__}: {told}); log in with wandb "
+            "login, keep its log on this machine with WANDB_MODE=offline, or choose --logger "
+            "tensorboard"
+        ) from error
     return run

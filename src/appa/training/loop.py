@@ -19,6 +19,8 @@ from ..data.stores import open_store
 from ..errors import DataError
 from ..tasks.folders import AUTOENCODER, check_grid, digest, read_config, read_weights
 from .distribution import Ranks, distributed
+from .keeping import keep_weights
+from .logs import check_logger
 from .options import Options, Outcome, TrainingError
 from .scales import find_statistics
 from .tasks import AutoencoderTask, DenoiserTask, Task, named
@@ -59,6 +61,9 @@ def train_autoencoder(
     config, chosen = _with_steps(config, "autoencoder", steps, options)
     out = Path(out)
     with distributed(device) as ranks:
+        # what cannot be is told before statistics are computed
+        ranks.first(lambda: check_logger(chosen.logger))
+        ranks.first(lambda: keep_weights(out, "autoencoder"))
         store = open_store(data)
         check_grid(store, config)
         stats = find_statistics(config, store, out, statistics, ranks)
@@ -93,6 +98,7 @@ def train_denoiser(
     run = Path(run)
     config, chosen = _with_steps(read_config(run), "denoiser", steps, options)
     with distributed(device) as ranks:
+        ranks.first(lambda: check_logger(chosen.logger))
         _check_latents(run, data)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
@@ -109,15 +115,9 @@ def train(task: Task, folder: str | Path, ranks: Ranks, options: Options) -> Out
         ranks: The ranks that train, see :func:`appa.training.distribution.distributed`.
         options: How.
     """
+    ranks.first(lambda: keep_weights(folder, task.name))
     trainer = Trainer(task, folder, ranks, options)
-    if not trainer.resume() and (Path(folder) / task.file).exists():
-        raise TrainingError(
-            f"{folder} has {task.file}, but no checkpoint to go on from: it would be overwritten; "
-            f"choose another folder, and give it these weights to begin with: --init {folder}"
-        )
-    if ranks.main:
-        task.prepare(Path(folder))
-    ranks.barrier()
+    trainer.resume()
     return trainer.run()
 
 

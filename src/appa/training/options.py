@@ -13,8 +13,14 @@ from ..config import Config, parse_config
 from ..errors import AppaError, ConfigError, nearest
 from .distribution import STRATEGIES
 
-__all__ = ["Options", "Outcome", "TrainingError", "differences", "shares"]
+__all__ = ["Options", "Outcome", "TrainingError", "differences", "merged", "others", "shares"]
 
+SEEDS = 2**64  # what 64 bits tell apart
+# sections that a network's training depends on, beside the one that says how it is trained
+SECTIONS = {
+    "autoencoder": ("data", "autoencoder"),
+    "denoiser": ("data", "autoencoder", "window", "denoiser", "schedule"),
+}
 COMPILE = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -57,6 +63,8 @@ class Options:
     stretch: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise TrainingError(f"seed must be from 0 to {SEEDS - 1}, found {self.seed}")
         if self.strategy not in STRATEGIES:
             hint = nearest(self.strategy, STRATEGIES)
             raise TrainingError(f"unknown strategy {self.strategy!r}{hint}")
@@ -114,12 +122,27 @@ def differences(before: str, now: Config, name: str) -> dict[str, tuple[Any, Any
     return _differ(_relevant(old, name), _relevant(now, name))
 
 
+def others(before: Config, now: Config, name: str) -> dict[str, tuple[Any, Any]]:
+    r"""What differs in the settings that a network's training does not depend on; see
+    :func:`differences`."""
+    mine = _differ(_relevant(before, name), _relevant(now, name))
+    every = _differ(before.model_dump(), now.model_dump())
+    return {key: pair for key, pair in every.items() if key not in mine}
+
+
+def merged(before: Config, now: Config, name: str) -> Config:
+    r"""A configuration, with the settings that a network's training depends on of another."""
+    sections = {key: getattr(now, key) for key in SECTIONS[name]}
+    sections["data"] = now.data.model_copy(update={"source": before.data.source})
+    how = {name: getattr(now.training, name)}
+    sections["training"] = before.training.model_copy(update=how)
+    return before.model_copy(update=sections)
+
+
 def _relevant(config: Config, name: str) -> dict[str, Any]:
     values = config.model_dump()
     values["data"].pop("source")
-    chosen = ["data", "autoencoder"]
-    chosen += ["window", "denoiser", "schedule"] if name == "denoiser" else []
-    found = {key: values[key] for key in chosen}
+    found = {key: values[key] for key in SECTIONS[name]}
     return {**found, "training": {name: values["training"][name]}}
 
 

@@ -181,6 +181,7 @@ def make_feed(
     accumulation: int = 1,
     dtype: torch.dtype = torch.float16,
     resident: bool | None = None,
+    place: dict[str, Any] | None = None,
     **options: Any,
 ) -> Feed:
     r"""Batches of a store on a device.
@@ -194,11 +195,14 @@ def make_feed(
         dtype: The type that resident hours are kept in.
         resident: Whether hours are kept on the device. By default, on a CUDA device where they
             fit into a share of its free memory.
+        place: Where to go on, as :meth:`Feed.state_dict` told it. By default, at the beginning.
         options: Options of :class:`appa.data.windows.WindowLoader`.
     """
     pin = device.type == "cuda"
     # what is too little for an update is left out, and told, by the feed
     loader = WindowLoader(store, window, batch_size, pin_memory=pin, drop_last=False, **options)
+    if place is not None:  # before all hours are read: it may be of another store
+        loader.load_state_dict(place)
     hours = int(loader.starts[-1] - loader.starts[0]) + window
     nbytes = hours * int(np.prod(loader.shape)) * dtype.itemsize
     if resident is None:

@@ -4,6 +4,10 @@ They are those given, else those that the run folder has, else the bundled plane
 says that it is that planet, else those of the training split, computed. A network learns nothing
 from states on another scale, and goes wrong where it goes on with them: unless they were computed
 just now, the statistics are compared with a few hours of the store.
+
+Those in the run folder bind its networks. In a folder without any they are what a start that came
+to nothing had computed: they are taken where they have all variables and levels, and no others are
+given.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from ..errors import DataError
 from ..tasks.folders import NORMALS, STATISTICS, gather, load_statistics, write_statistics
 from ..tasks.normals import with_normals
 from .distribution import Ranks
+from .keeping import networks
 from .options import TrainingError
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ def origin(config: Config, store: xr.Dataset, out: Path, given: Any = None) -> s
     """
     if given is not None:
         return f"those in {given}" if isinstance(given, str | Path) else "those given"
-    if (out / STATISTICS).exists():
+    if _holds(config, out):
         return f"those in {out / STATISTICS}"
     if _bundled(config, store):
         return "the bundled planet's, of its training simulation"
@@ -67,7 +72,7 @@ def find_statistics(
         given: The statistics given, or a file of them, if any.
         ranks: The ranks, of which the first computes.
     """
-    stats = _known(out, given, ranks)
+    stats = _known(config, out, given, ranks)
     whose = ranks.first(lambda: origin(config, store, out, given))
     if stats is None and _bundled(config, store):
         stats = bundled()
@@ -92,19 +97,34 @@ def find_statistics(
     return with_normals(config, stats, mean)
 
 
-def _known(out: Path, given: Any, ranks: Ranks) -> xr.Dataset | None:
+def _known(config: Config, out: Path, given: Any, ranks: Ranks) -> xr.Dataset | None:
     r"""The statistics in the run folder, or else those given, which must not be others."""
     file = out / STATISTICS
-    known = load_statistics(file) if ranks.first(file.exists) else None
+    known = load_statistics(file) if ranks.first(lambda: _holds(config, out)) else None
     if given is None:
         return known
     found = load_statistics(given) if isinstance(given, str | Path) else given
-    if known is not None and not _alike(known, found):
+    if known is None or not ranks.first(lambda: networks(out)):
+        return found
+    if not _alike(known, found):
         raise TrainingError(
             f"{file} has other statistics than those given: the networks of {out} know states "
             "standardized with the former; leave out --statistics, or choose another folder"
         )
-    return found if known is None else known
+    return known
+
+
+def _holds(config: Config, out: Path) -> bool:
+    r"""Whether the run folder has statistics to go by: where it has no network, those of another
+    configuration are none."""
+    file = out / STATISTICS
+    if not file.exists() or networks(out):
+        return file.exists()
+    stats = load_statistics(file)
+    if any(name not in stats for name in _names(config)):
+        return False
+    levels = config.data.levels if config.data.atmospheric else ()
+    return set(levels) <= set(stats["level"].values.tolist() if "level" in stats.dims else ())
 
 
 def _bundled(config: Config, store: xr.Dataset) -> bool:

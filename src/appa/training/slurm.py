@@ -24,6 +24,8 @@ __all__ = ["Job", "SlurmError", "minutes", "submit"]
 REQUEUES = 1000  # a job that goes on for this long has other problems
 # From Slurm 22.05 on, srun takes none of sbatch's cores for a task unless they are told again.
 CORES = '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+# A task that fails ends the others, which would wait for it until the job's time is up.
+TOGETHER = "--kill-on-bad-exit=1"
 PATIENCE = 600  # seconds that Slurm may take to end a job after SIGTERM
 
 
@@ -173,6 +175,7 @@ def submit(
                 **{key: value for key, value in asked.items() if value is not None},
                 slurm_signal_delay_s=delay,
                 slurm_setup=[CORES],
+                slurm_srun_args=[TOGETHER],
                 slurm_additional_parameters={"requeue": True, **(options or {})},
             )
         with clean_env():  # a job that submits a job does not hand on its own place

@@ -114,16 +114,24 @@ def intentions(network: str, arguments: Mapping[str, Any], world: int = 1) -> li
         what = f"windows of {config.window} latents", config.latent_shape
         scales = f"of latents, those in {data}"
     hours = _hours(config, data)
+    steps = arguments.get("steps") or settings.steps
     micro, accumulation = shares(settings.batch_size, world, arguments.get("micro_batch"))
-    return [
+    lines = [
         f"{network}: {_count(parameters)} parameters, {what[0]} {' × '.join(map(str, what[1]))}",
         f"data: {hours:,} hours of the training split in {data}",
         f"statistics: {scales}",
-        f"updates: {arguments.get('steps') or settings.steps:,} of {settings.batch_size} = "
+        f"updates: {steps:,} of {settings.batch_size} = "
         f"{micro} at once × {accumulation} accumulated × {world} rank{'s' * (world > 1)}, with "
         f"{settings.optimizer}",
-        f"writes to {out}",
     ]
+    if steps <= settings.warmup:
+        highest = steps / (settings.warmup + 1)
+        lines.append(
+            f"warm-up: {settings.warmup:,} updates, which this training does not outlast: its "
+            f"learning rate ends at {highest:.2g} of {settings.learning_rate:g}; to have all of "
+            f"it, set training.{network}.warmup below {steps:,}"
+        )
+    return [*lines, f"writes to {out}"]
 
 
 def _folder(arguments: Mapping[str, Any]) -> Path:

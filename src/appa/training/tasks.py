@@ -24,8 +24,9 @@ from ..nn.autoencoder import Autoencoder
 from ..nn.layers import softclip
 from ..sections import Training
 from ..tasks.building import build_autoencoder, build_denoiser
-from ..tasks.folders import write_config, write_statistics
+from ..tasks.folders import digest, write_statistics
 from ..tasks.normals import read_normals
+from .keeping import keep_config
 from .losses import WeightedError
 from .noise import keys, normal, uniform
 from .objectives import Denoising, Reconstruction
@@ -62,6 +63,7 @@ class Task(ABC):
     unit: str  # what an element of a batch is called
     file: str  # of the weights in the run folder
     made_by: str | None = None  # the digest of the autoencoder whose latents it learns, if known
+    scale: str  # the digest of what standardizes the data
     dtype: torch.dtype  # of hours that are kept on the device
 
     def __init__(self, config: Config, data: Any, network: nn.Module, objective: nn.Module):
@@ -103,8 +105,9 @@ class Task(ABC):
         seed: int = 0,
         workers: int = 4,
         resident: bool | None = None,
+        place: dict[str, Any] | None = None,
     ) -> Feed:
-        r"""The batches of the training split."""
+        r"""The batches of the training split, see :func:`appa.training.resident.make_feed`."""
         return make_feed(
             self.data,
             self.window,
@@ -113,6 +116,7 @@ class Task(ABC):
             accumulation=accumulation,
             dtype=self.dtype,
             resident=resident,
+            place=place,
             split=self.split("train"),
             seed=seed,
             rank=ranks.rank,
@@ -174,9 +178,10 @@ class Task(ABC):
         r"""A picture of what the network does, if it is to have one."""
         return None
 
-    def prepare(self, folder: Path) -> None:
-        r"""Writes what a run folder holds besides weights."""
-        write_config(folder, self.config)
+    def prepare(self, folder: Path) -> dict[str, tuple[Any, Any]]:
+        r"""Writes what a run folder holds besides weights, and tells what stays as it is there; see
+        :func:`appa.training.keeping.keep_config`."""
+        return keep_config(folder, self.config, self.name)
 
     def export(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         r"""The tensors of the weights' file."""
@@ -224,11 +229,18 @@ class AutoencoderTask(Task):
         self.objective = Reconstruction(network, self.criterion, noise, given.rotations)
         super().__init__(config, store, network, self.objective)
         self.statistics = statistics
-        self.standardizer = Standardizer.from_config(config, statistics, undefined)
+        self.standardizer = states = Standardizer.from_config(config, statistics, undefined)
+        scales = {"mean": states.mean, "std": states.std}
+        if states.sea is not None:
+            scales["sea"] = torch.from_numpy(states.sea)
+        if normals is not None:
+            scales["normals"] = normals
+        self.scale = digest(scales)
 
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
+    def prepare(self, folder: Path) -> dict[str, tuple[Any, Any]]:
+        stay = super().prepare(folder)
         write_statistics(folder, self.statistics)
+        return stay
 
     @property
     def units(self) -> list[nn.Module]:
@@ -324,6 +336,7 @@ class DenoiserTask(Task):
                 f"latents_mean or latents_std of {what} are not finite, or not positive: encode "
                 "the store again with: appa encode"
             )
+        self.scale = digest({"mean": self.mean, "std": self.std})
         network = build_denoiser(config, checkpointing=checkpointing)
         noise = config.autoencoder.latent_noise
         self.objective = Denoising(network, self.mean, self.std, noise)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..progress import Progress, progress
-from ..tasks.folders import digest, fit, made_by, read_weights, write_weights
-from .checkpoints import Checkpoints
+from ..tasks.folders import CONFIG, digest, fit, read_weights, write_weights
 from .distribution import Ranks, load, load_optimizer, optimizer_state, whole
 from .interruptions import Together, interruptions
+from .keeping import checkpoints, held, keep_apart, keep_config
 from .logs import Logs
 from .options import Options, Outcome, TrainingError, differences
 from .tasks import Task
@@ -40,7 +41,7 @@ class Trainer(Updates):
 
     def __init__(self, task: Task, folder: str | Path, ranks: Ranks, options: Options):
         self.folder = Path(folder)
-        self.checkpoints = Checkpoints(self.folder / "training" / task.name / "checkpoints")
+        self.checkpoints = checkpoints(self.folder, task.name)
         if options.init is not None and not self.checkpoints.steps():
             _begin_with(task, Path(options.init))
         super().__init__(task, ranks, options)
@@ -49,22 +50,32 @@ class Trainer(Updates):
         self.seconds = self.waited_in_all = 0.0
 
     def run(self) -> Outcome:
-        r"""Trains to the end, or until told to stop."""
-        task, options, steps = self.task, self.options, self.settings.steps
-        batches = task.validation(self.ranks, self.micro, options.validation)
-        if batches is None:
-            self.tell("the store has no hours of the validation split: nothing is validated")
+        r"""Trains to the end, or until told to stop. What is at its end is left as it is."""
+        task, options, stopped = self.task, self.options, False
+        if self.step < self.settings.steps:
+            self.ranks.first(lambda: keep_config(self.folder, task.config, task.name, write=False))
+            batches = task.validation(self.ranks, self.micro, options.validation)
+            if batches is None:
+                self.tell("the store has no hours of the validation split: nothing is validated")
+            with self._logs() as logs:
+                _ = self.feed  # what its data lack is found before the folder changes
+                self._prepare()
+                stopped = self._train(batches, logs)
+        count, seconds = self.done * self.settings.batch_size, max(self.seconds, 1e-9)
+        return Outcome(
+            self.step,
+            stopped and self.step < self.settings.steps,
+            self.metrics,
+            count / seconds,
+            self.waited_in_all / seconds,
+        )
+
+    def _train(self, batches: Any, logs: Logs | None) -> bool:
+        r"""Takes the updates that are left; whether it was told to stop."""
+        options, steps = self.options, self.settings.steps
         begun, stopped = self.step, False
-        logs = None
-        if self.ranks.main:
-            logs = Logs(
-                self.folder / "training" / task.name,
-                options.logger,
-                task.config,
-                resume_step=begun or None,
-            )
-        shown = progress(steps, task.name, "steps") if self.ranks.main else nullcontext()
-        with shown as p, logs or nullcontext(), interruptions() as asked:
+        shown = progress(steps, self.task.name, "steps") if self.ranks.main else nullcontext()
+        with shown as p, interruptions() as asked:
             if p is not None:
                 p.skip(begun)
             told, clock = Together(self.ranks, begun), time.perf_counter()
@@ -93,16 +104,31 @@ class Trainer(Updates):
                     f"interrupted: the checkpoint of step {self.step} is saved in {self.folder}; "
                     "the same command goes on from there"
                 )
-        count, seconds = self.done * self.settings.batch_size, max(self.seconds, 1e-9)
-        return Outcome(
-            self.step,
-            stopped and self.step < steps,
-            self.metrics,
-            count / seconds,
-            self.waited_in_all / seconds,
-        )
+        return stopped
+
+    def _prepare(self) -> None:
+        r"""Writes what the folder holds besides weights, on the first rank."""
+        stay = self.ranks.first(lambda: self.task.prepare(self.folder))
+        if stay:
+            lines = "".join(f"\n  {key}: {a}, given is {b}" for key, (a, b) in stay.items())
+            self.tell(
+                f"{self.folder / CONFIG} keeps what the {self.task.name} does not depend on:{lines}"
+            )
 
     # What is told
+
+    @contextmanager
+    def _logs(self) -> Iterator[Logs | None]:
+        r"""The logs, on the first rank."""
+        folder, opened = self.folder / "training" / self.task.name, []
+
+        def begin() -> None:
+            config, begun = self.task.config, self.step or None
+            opened.append(Logs(folder, self.options.logger, config, resume_step=begun))
+
+        self.ranks.first(begin)
+        with opened[0] if opened else nullcontext() as logs:
+            yield logs
 
     def _log(self, logs: Logs | None, p: Progress | None, seconds: float) -> None:
         r"""Looks at the losses since the last time, and tells them."""
@@ -138,8 +164,7 @@ class Trainer(Updates):
         if self.ranks.device.type == "cuda":
             found["speed/memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.waited = 0.0
-        if logs is not None:
-            logs.scalars(self.step, found)
+        self._note(logs, found)
         if p is not None:
             p.description = (
                 f"{self.task.name}: loss {found['train/loss']:.4g}, gradient {norms[-1]:.3g}, "
@@ -155,11 +180,20 @@ class Trainer(Updates):
             self.metrics = self.task.metrics(batches, self.ranks)
             figure = self.task.figure(next(iter(batches)))
             self.network.train()
-        if logs is not None:
-            found = {f"validation/{name}": value for name, value in self.metrics.items()}
-            logs.scalars(self.step, found)
-            if figure is not None:
-                logs.figure(self.step, "reconstruction", figure)
+        found = {f"validation/{name}": value for name, value in self.metrics.items()}
+        self._note(logs, found, figure)
+
+    def _note(self, logs: Logs | None, found: Mapping[str, float], figure: Any = None) -> None:
+        r"""Logs numbers and a picture. What cannot be written ends all ranks, not the first alone,
+        which the others would wait for."""
+
+        def note() -> None:
+            if logs is not None:
+                logs.scalars(self.step, found)
+                if figure is not None:
+                    logs.figure(self.step, "reconstruction", figure)
+
+        self.ranks.first(note)
 
     def _too_large(self, error: Exception) -> TrainingError:
         told = (str(error).splitlines() or ["out of memory"])[0].split(". ")[0]
@@ -179,29 +213,36 @@ class Trainer(Updates):
             "config": self.task.config.to_yaml(),
             "seed": self.options.seed,
             "made_by": self.task.made_by,
+            "scale": self.task.scale,
             "model": whole(ranks, self.network.state_dict()),
             "ema": self.ema and whole(ranks, self.ema.state_dict()),
             "optimizer": optimizer_state(ranks, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "loader": self.feed.state_dict(),
         }
-        if ranks.main:
-            self.checkpoints.save(self.step, state)
-            self._export(state)
-        ranks.barrier()
 
-    def _export(self, state: Mapping[str, Any], anew: bool = True) -> None:
-        r"""Writes the weights of a checkpoint to the run folder, unless they are there."""
-        path = self.folder / self.task.file
-        tensors = self.task.export(state["model"] | (state["ema"] or {}))
-        source = self.task.made_by
-        if (
-            anew
-            or not path.exists()
-            or made_by(path) != source
-            or digest(read_weights(path)) != digest(tensors)
-        ):
-            write_weights(path, tensors, autoencoder=source)
+        def write() -> None:
+            self.checkpoints.save(self.step, state)
+            self._export(self._weights(state))
+
+        ranks.first(write)
+
+    def _weights(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        r"""The tensors that the run folder has of a checkpoint."""
+        return self.task.export(state["model"] | (state["ema"] or {}))
+
+    def _export(self, tensors: Mapping[str, Tensor]) -> None:
+        write_weights(self.folder / self.task.file, tensors, autoencoder=self.task.made_by)
+
+    def _mend(self, step: int, state: Mapping[str, Any]) -> None:
+        r"""Writes the weights of a checkpoint to the run folder unless they are there: killed after
+        the checkpoint, it had not written them yet."""
+        tensors = self._weights(state)
+        there, then = held(self.folder / self.task.file), digest(tensors)
+        if self.task.name == "autoencoder":
+            keep_apart(self.folder, there and there[1], then, step < self.settings.steps)
+        if there != (self.task.made_by, then):
+            self._export(tensors)
 
     def resume(self) -> bool:
         r"""Goes on from the last checkpoint, if there is one."""
@@ -211,16 +252,14 @@ class Trainer(Updates):
             return False
         step, state = found
         self._compare(step, state)
+        self.ranks.first(lambda: self._mend(step, state))
         load(self.network.state_dict(), state["model"])
         if self.ema is not None:
             load(self.ema.state_dict(), state["ema"])
         load_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        self.feed.load_state_dict(state["loader"])
-        self.step = step
-        if self.ranks.main:  # killed after the checkpoint, it had not written the weights yet
-            self._export(state, anew=False)
+        self.step, self.place = step, state["loader"]
         self.tell(f"going on from step {step}")
         return True
 
@@ -228,9 +267,13 @@ class Trainer(Updates):
         told = differences(state["config"], self.task.config, self.task.name)
         if state["seed"] != self.options.seed:
             told["seed"] = (state["seed"], self.options.seed)
-        before, now = state.get("made_by"), self.task.made_by
-        if before != now and before is not None and now is not None:
-            told["autoencoder of the latents"] = (before[:12], now[:12])
+        of = "states" if self.task.name == "autoencoder" else "the latents"
+        for what, before, now in (
+            ("autoencoder of the latents", state.get("made_by"), self.task.made_by),
+            (f"statistics of {of}", state.get("scale"), self.task.scale),
+        ):
+            if before != now and before is not None and now is not None:
+                told[what] = (before[:12], now[:12])
         key = f"training.{self.task.name}.steps"
         steps = told.pop(key, None)
         if self.options.stretch and self.settings.steps < step:

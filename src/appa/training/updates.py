@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .graphs import Graph
 from .noise import keys
 from .optimizers import EMA, learning_rate, make_optimizer, set_learning_rate
 from .options import Options, shares
+from .resident import Feed
 from .tasks import Task
 
 __all__ = ["Updates"]
@@ -55,6 +57,7 @@ class Updates:
         mode = "default" if mode is True else mode
         self.compiled = bool(mode)
         self.step = 0
+        self.place: dict[str, Any] | None = None  # in the data, where it goes on from
 
         task.to(device)
         sharded = ranks.world > 1 and options.strategy == "fsdp"
@@ -88,14 +91,6 @@ class Updates:
         self.dtype = getattr(torch, precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
 
-        self.feed = task.feed(
-            ranks,
-            self.micro,
-            self.accumulation,
-            seed=options.seed,
-            workers=options.workers,
-            resident=options.resident,
-        )
         # What can be recorded: one device, one micro-step, and no scale to look at in between.
         self.recordable = (
             cuda
@@ -109,6 +104,20 @@ class Updates:
         self.waited = 0.0  # seconds, for data
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
+
+    @cached_property
+    def feed(self) -> Feed:
+        r"""The batches. Making them may read all data to the device, which is left until they are
+        needed: what is wrong with a run is found before."""
+        return self.task.feed(
+            self.ranks,
+            self.micro,
+            self.accumulation,
+            seed=self.options.seed,
+            workers=self.options.workers,
+            resident=self.options.resident,
+            place=self.place,
+        )
 
     # All of an update
 
