@@ -60,6 +60,7 @@ __all__ = [
     "physical_consistency",
     "pixel_gradient",
     "published_wind",
+    "states_beside",
 ]
 
 SEA_LEVEL = "mean_sea_level_pressure"
@@ -194,6 +195,17 @@ def geostrophic_angle(
 
 
 # ---------------------------------------------------------------- of many states
+
+
+def states_beside(
+    estimate: xr.Dataset, truth: xr.Dataset, hours: int
+) -> tuple[xr.Dataset, xr.Dataset]:
+    r"""The truth and an estimate of the same hours, at levels that both have and at so many of the
+    hours, evenly from the first to the last."""
+    chosen = np.unique(np.linspace(0, truth.sizes["time"] - 1, hours).round().astype(int))
+    levels = [p for p in truth["level"].values if p in estimate["level"].values]
+    one, other = (ds.sel(level=levels).isel(time=chosen) for ds in (truth, estimate))
+    return one, other
 
 
 def physical_consistency(
