@@ -257,7 +257,7 @@ def physical_consistency(
         for place in places:
             at = dict(zip(lead, place, strict=True))
             state = ds[[name for name in wanted if name in ds]].isel(at).load()
-            every = np.broadcast_to(weights.values[:, None], ds["geopotential"].shape[-2:])
+            every = np.broadcast_to(weights.values[:, None], [ds.sizes[d] for d in HORIZONTAL])
             area = xr.DataArray(every, {d: ds[d] for d in HORIZONTAL}, HORIZONTAL)
             away_area = flat(xr.ones_like(state["geopotential"]) * area.where(away, 0.0))
             speed: Any = np.hypot(*(state[name].astype(np.float64) for name in WINDS))

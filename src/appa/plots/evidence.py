@@ -13,6 +13,7 @@ from ..evaluation.comparison import FEWEST
 from ..evaluation.report import RUN, Evidence
 from .calibration import plot_ranks
 from .page import Html, Section, details, paragraph, picture, table
+from .physics import plot_physics, shown_levels
 from .prior import plot_spectra
 from .saving import png
 from .structure import plot_balances, plot_changes, plot_wavelengths, words_of
@@ -45,9 +46,9 @@ def several(channels: Sequence[str]) -> list[list[str]]:
     return [list(part) for part in np.array_split(np.array(channels, object), count)]
 
 
-def image(figures: Mapping[str, Figure], caption: str) -> Html:
+def image(figures: Mapping[str, Figure], caption: str, dpi: float = 100) -> Html:
     r"""Figures by what they show, with one caption."""
-    images = [png(figure, size=150_000, dpi=100) for figure in figures.values()]
+    images = [png(figure, size=150_000, dpi=dpi) for figure in figures.values()]
     return picture(images, list(figures), caption)
 
 
@@ -203,6 +204,7 @@ def physics(evidence: Evidence) -> Section:
     section, found = Section("Physics"), evidence.balances
     if found is None:
         return absent(section, evidence, "balances")
+    consistency(section, evidence)
     words = "Hypsometric residual and geostrophic balance by pressure, members and truth."
     section.add(
         image(
@@ -239,6 +241,29 @@ def physics(evidence: Evidence) -> Section:
         told = "Geostrophic balance from 20° to 80° of latitude, median over states"
         section.add(table(heads, rows, told))
     return section
+
+
+def consistency(section: Section, evidence: Evidence) -> None:
+    r"""The paper's figure of balances."""
+    found = evidence.consistency
+    if found is None:
+        absent(section, evidence, "consistency")
+        return
+    rows = " and ".join(f"{p:g} hPa" for p in shown_levels(found.values()))
+    states = " and ".join(f"{ds.attrs['states']} of the {name}" for name, ds in found.items())
+    section.add(
+        image(
+            {
+                f"Densities of ΔH and of the wind's angle at {rows}, and how its size goes with "
+                "the geostrophic wind's by pressure, members and truth.": plot_physics(found)
+            },
+            "ΔH is the altitude of a level from geopotential less that from temperature, θ the "
+            "angle from the gradient of geopotential to the wind, which in balance is 90°: cos θ "
+            "at 0, sin θ at 1. Near the surface friction turns the wind, and the truth's too. "
+            "Members should lie on the truth's curves; a wider ΔH is noise between levels. Of "
+            f"states, {states}; by area, the wind's from 20° to 80° of latitude.",
+        )
+    )
 
 
 def time(evidence: Evidence) -> Section:
