@@ -3,6 +3,7 @@ r"""The evidence for a run, of worlds whose answers are known."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -178,6 +179,26 @@ def test_errors_and_altitudes(evidence):
     spread = found["members"]["difference_std"].isel(level=0)
     assert float(spread) == pytest.approx(np.sqrt(5) / 2 * depth[0], rel=3e-3)
     assert len(evidence.seen.points) == 3 * HOURS
+
+
+def test_how_much_faster_is_a_ratio_of_roots(evidence):
+    r"""Mean squares 4 times as large, with an interval from 1 to 9, are changes twice as fast."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.plots.evidence import time
+
+    made = {"jump_excess": 4.0, "jump_excess_low": 1.0, "jump_excess_high": 9.0}
+    temporal = evidence.temporal.copy(deep=True)
+    for name, value in made.items():
+        temporal[name] = xr.full_like(temporal[name], value)
+    # of t2m alone: the rest of this world stands still, and has no spectrum to draw
+    few = replace(evidence, temporal=temporal, channels=["t2m"])
+    table = str(time(few).items[1])
+    rows = [re.findall("<td[^>]*>([^<]*)", row) for row in re.findall("<tr.*?</tr>", table)]
+    rows = [row for row in rows if row]
+    assert len(rows) == temporal.sizes["channel"]
+    for row in rows:
+        assert row[-4:] == ["2", "1 … 3"] * 2
 
 
 def test_a_gallery_is_of_one_stretch(evidence, truth, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ __all__ = ["calibration", "physics", "spectra", "time", "wavelengths"]
 
 COLUMNS = 3  # channels of a figure
 MANY, FEW = 20, (850, 700, 500, 250)  # channels of a table, and levels of one with more
+ENDS = ("jump_excess_low", "jump_excess_high")
 NONE = "·"
 
 
@@ -296,13 +297,15 @@ def time(evidence: Evidence) -> Section:
             row += [number(std.sel(source=s), scale) for s in ("truth", "members")]
             row += [number(at[f"tendency_ratio{end}"].sel(lag=lag)) for end in ("", "_error")]
         for order in (1, 2):
-            jump = at.sel(order=order)
-            low, high = (number(jump[f"jump_excess_{end}"]) for end in ("low", "high"))
+            # of mean squares, whose root is how much faster
+            jump = np.sqrt(at.sel(order=order)[["jump_excess", *ENDS]])
+            low, high = (number(jump[end]) for end in ENDS)
             row += [number(jump["jump_excess"]), NONE if NONE in (low, high) else f"{low} … {high}"]
         rows.append(row)
     caption = (
         "Standard deviation of tendencies, members' over truth's with its standard error; and how "
         "much faster members change, and bend, where windows join than the truth does at the same "
-        f"hours: 1 is right, {NONE} where the run has no or too few joints"
+        "hours, by roots of mean squares over those of other hours: 1 is right, "
+        f"{NONE} where the run has no or too few joints"
     )
     return section.add(table(heads, rows, caption, text=3))
