@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import textwrap
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,27 @@ def test_page(whole, tools, tmp_path, capsys):
     both = page.fill(changed, results, page.read([whole], results))
     assert re.search(r"\| filter, 8 h: CRPS \| 0\.0 % \(0\.0 to 0\.0\) \|", both)
     assert "They have not been drawn." in both
+
+
+def test_what_the_page_says_of_sweeps_runs(monkeypatch):
+    r"""As it stands, but for the draws, which take minutes: two days of observations of five hours,
+    without sweeps and with four."""
+    page = (TOOLS.parent / "docs" / "results" / "assimilation.md").read_text()
+    (lines,) = re.findall(r"\n((?:    .*\n)*    .*sweeps=n.*\n)", page)
+    calls = []
+
+    def drawn(model, observations, start, hours, **options):
+        calls.append((observations, start, hours, options))
+
+    monkeypatch.setattr("appa.tasks.assimilation.reanalysis", drawn)
+    exec(compile(textwrap.dedent(lines), "assimilation.md", "exec"), {})
+    assert [options["settings"].sweeps for *_, options in calls] == [0, 4]
+    for (table, swath), start, hours, options in calls:
+        assert (hours, options["members"], options["settings"].steps) == (48, 2, 12)
+        seen = [0, 12, 24, 36, 47]
+        times = np.datetime64(start, "h") + np.array(seen)
+        np.testing.assert_array_equal(np.unique(table["time"]).astype("datetime64[h]"), times)
+        np.testing.assert_array_equal(swath["time"].values.astype("datetime64[h]"), times)
 
 
 def test_changes_across_joints_are_ratios_of_roots(tools):
