@@ -87,7 +87,8 @@ def _beside(parts: Sequence[xr.DataArray], digits: int) -> str:
 
 
 def changes(results: Results) -> str:
-    r"""How members change from hour to hour, over how the truth does, and across joints."""
+    r"""How fast members change from hour to hour, over how fast the truth does, and across joints:
+    ratios of root mean squares, and of energies where that is told."""
     rows, channels = [], results.channels
     for hours in results.windows:
         dates = list(results.parts.get(f"changes-{hours}", {}).values())
@@ -108,8 +109,9 @@ def changes(results: Results) -> str:
         rows.append([f"{hours} h: energy of periods to {FAST} h", *cells, str(len(dates))])
         jumps = [ds["jump"].sel(channel=known, order=1) for ds in dates]
         if np.isfinite(jumps[0]).all():
+            # of mean squares, whose root is how much faster, as of the rows above
             members, truth = (np.stack([j.sel(source=s) for j in jumps]) for s in SOURCES)
-            cells = _ratios(lambda x: x, members, truth)
+            cells = _ratios(np.sqrt, members, truth)
             rows.append([f"{hours} h: change across joints", *cells, str(len(dates))])
     if not rows:
         return "\nThis has not been told of these dates.\n\n"

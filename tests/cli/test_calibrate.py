@@ -42,10 +42,23 @@ def test_calibrate(run, tmp_path):
     assert "simulations: 1, of 2 hours and 2 members each" in told
     assert f"{out / 'calibration.nc'} is written" in told.replace("\n", "")
     assert sorted(p.name for p in out.glob("0*.nc")) == ["0000.nc"]
+    # a line on how closely members fit, over how closely the truth does, as the file has it
+    line = next(line for line in told.splitlines() if line.startswith("misfit"))
+    assert "of one simulation: an exact posterior has 1" in line
+    with xr.open_dataset(out / "0000.nc") as kept:
+        values = kept.sel(quantity="misfit")
+        truth, members = (float(values[f"scalar_{of}"].mean()) for of in ("truth", "members"))
+    numbers = [float(n) for n in re.findall(r"\d+\.\d{3}", line)]
+    assert numbers == pytest.approx([truth, members, members / truth], abs=6e-4)
     with xr.open_dataset(out / "calibration.nc") as found:
         assert found["field_frequency"].sum("rank").values == pytest.approx(1)
     with pytest.raises(AppaError, match="errors"):  # begun with other errors
         run("calibrate", "--count", "1", "--out", str(out), "--errors", "0.5")
+    # as an older version left it, and goes on from there
+    old = xr.load_dataset(out / "0000.nc").drop_vars(["scalar_truth", "scalar_members"])
+    old.to_netcdf(out / "0000.nc")
+    assert "misfit" not in run("calibrate", "--count", "1", "--out", str(out))
+    assert "(1 were kept without it)" in run("calibrate", "--count", "2", "--out", str(out))
 
 
 def test_budget_names_what_there_is(run, tmp_path):

@@ -26,7 +26,8 @@ from appa.evaluation.comparison import compare
 from appa.evaluation.ensembles import averages
 
 HOURS, LEVELS = 6, [500, 850]
-NAMES = ["2m_temperature", "geopotential", "temperature"]
+WINDS = ["u_component_of_wind", "v_component_of_wind"]
+NAMES = ["2m_temperature", "geopotential", "temperature", *WINDS]
 NASTY = "<script>alert('x')</script> & \"co\""
 SECTIONS = [
     "In short",
@@ -34,7 +35,9 @@ SECTIONS = [
     "Scores",
     "Differences to baselines",
     "Scores by hour",
+    "Gallery",
     "Maps",
+    "Signed errors",
     "Calibration",
     "Spread by wavelength",
     "Spectra",
@@ -182,6 +185,14 @@ def test_page(page, read):
         with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as found:
             found.load()
             assert [str(n) for n in found.size] == [image["width"], image["height"]]
+    told = " ".join(str(image["alt"]) for image in read.images)
+    seen = "truth, observations, members, mean and spread, at 3 hours"
+    for words in (f"Gallery of t2m: {seen}", f"Gallery of z500: {seen}"):
+        assert words in told
+    assert "Distributions of signed errors of t2m, z500" in told
+    assert "Densities of ΔH and of the wind's angle at 500 hPa and 850 hPa" in told
+    # a line on how to read it for each figure
+    assert read.tags.count("figcaption") == read.tags.count("figure")
     about = {row[0]: row[1] for row in read.tables["The run, and what it is compared with"]}
     assert about["model"] == NASTY
     assert about["digest of its observations"] == "fedc"

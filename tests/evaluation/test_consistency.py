@@ -174,6 +174,9 @@ def test_many_states_are_pooled():
     one, two = physical_consistency(whole), physical_consistency(ensemble)
     xr.testing.assert_allclose(one, two)
     assert one.attrs["states"] == 4
+    # in whatever order dimensions are
+    turned = ensemble.transpose("longitude", "time", "latitude", "level", "member")
+    xr.testing.assert_allclose(physical_consistency(turned), two)
     width = {"cosine": 2 / 40, "sine": 2 / 40, "difference_density": 1.0}
     for name, step in width.items():
         assert one[name].sum(one[name].dims[-1]).values * step == pytest.approx(1)

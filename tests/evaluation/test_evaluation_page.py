@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from appa.cli import application
+from appa.config import load_config
+from appa.data.planet.simulation import Plan
 from appa.data.stores import open_store
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
@@ -75,6 +78,73 @@ def test_what_long_commands_ask_for_exists():
         runs = [given["every"] * k + np.arange(given["hours"]) for k in range(given["count"])]
         hours = np.datetime64(given["start"], "h") + np.concatenate(runs)
         assert np.isin(hours, open_store(given["truth"])["time"].values).all(), line
+
+
+def given(line: str) -> tuple[str, dict[str, Any]]:
+    r"""The command of a line, and what it is told: an option that is not there is an error."""
+    from typer.main import get_command
+
+    name, *words = shlex.split(line)
+    assert name == "appa"
+    command: Any = get_command(application())
+    path = []
+    while hasattr(command, "commands"):
+        path.append(words.pop(0))
+        command = command.commands[path[-1]]
+    return " ".join(path), command.make_context(path[-1], words).params
+
+
+def hours_of(start: str, hours: int) -> set[np.datetime64]:
+    return set(np.datetime64(start, "h") + np.arange(hours))
+
+
+def test_the_filter_and_increments_fit_together():
+    r"""What is long to run is understood, every file named is made by a line above, of hours that
+    are there; and what stands beside an increment is a background: of the observation's hour
+    neither the filter nor the model has observations."""
+    kinds = ("data simulate", "observe", "baseline letkf", "increment")
+    lines = re.findall(r"^    (appa .*)", PAGE.replace("\\\n", " "), re.M)
+    told = [given(line) for line in lines if line.split(" ", 1)[1].startswith(kinds)]
+    assert {name for name, _ in told} == set(kinds)
+    # the hours of what each file holds, or of which it was made
+    made: dict[str, set[np.datetime64]] = {}
+    beside = 0
+    for name, about in told:
+        if name == "data simulate":
+            plan = Plan(
+                *(about[key] for key in ("members", "days", "first_year", "seed", "every")),
+                *(about[key] for key in ("spin_up", "diurnal", "stretch", "each", "held_out")),
+            )
+            made[str(about["out"])] = set(plan.times().astype("datetime64[h]"))
+            continue
+        if name == "observe":
+            seen = hours_of(about["start"], about["hours"])
+            assert seen <= made[about["store"]]
+            made[str(about["out"])] = made[str(about["out"].with_suffix(".swath.nc"))] = seen
+            continue
+        if name == "baseline letkf":
+            cycled = hours_of(about["start"], about["hours"])
+            for path in about["observations"]:
+                assert made[path] <= cycled
+                assert len(cycled - made[path]) <= 1
+            if about["tune"] is not None:
+                assert cycled <= made[about["tune"]]
+            assert about["tuned"] is None or str(about["tuned"]) in made
+            kept = sorted(cycled)[about["discard"] :]
+            made[str(about["out"])] = set(kept)
+            continue
+        assert about["model"] == "planet"
+        window = about["hours"] or load_config("planet").window
+        hour = np.datetime64(about["start"], "h") + about["hour"]
+        assert about["hour"] < window
+        period = hours_of(about["start"], window)
+        for path in about["known"] or ():
+            assert period - made[path] == {hour}
+        if about["beside"] is not None:
+            assert about["known"]
+            assert hour in made[str(about["beside"])]
+            beside += 1
+    assert beside == 1
 
 
 def test_python(folder, monkeypatch, capsys):

@@ -3,6 +3,7 @@ r"""The evidence for a run, of worlds whose answers are known."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -158,6 +159,94 @@ def test_structure(evidence):
         *(spectrum.sel(source=s, quantile=0.5) for s in ("truth", "members")), rtol=0.5
     )
     assert evidence.missing == {}
+
+
+def test_errors_and_altitudes(evidence):
+    r"""Members are 0.5 K too warm on average, as is their mean. Altitudes, counted from the lowest
+    level, are too high by temperature: by R/g ln(850/p) of that, of the 2 hours of 4 members."""
+    bias = evidence.errors["bias"].sel(channel="t850")
+    np.testing.assert_allclose(bias, 0.5, atol=1e-4)
+    found = evidence.consistency
+    assert [ds.attrs["states"] for ds in found.values()] == [8, 8]
+    depth = EARTH.gas / G * np.log(850 / np.array(LEVELS))
+    for name, warm in (("truth", 0.0), ("members", 0.5)):
+        ds = found[name]
+        # single precision of 80,000 m²/s²; and altitude grows faster than h, by 2 h/a at 9 km
+        np.testing.assert_allclose(ds["difference_mean"], -warm * depth, rtol=3e-3, atol=0.02)
+        assert (ds["sine"].isel(value=-1) == ds["sine"].max("value")).all()
+        np.testing.assert_allclose(ds["correlation"], 1, atol=0.01)
+    # of shifts −1, 0, 1, 2 the deviation is √5/2
+    spread = found["members"]["difference_std"].isel(level=0)
+    assert float(spread) == pytest.approx(np.sqrt(5) / 2 * depth[0], rel=3e-3)
+    assert len(evidence.seen.points) == 3 * HOURS
+
+
+def test_how_much_faster_is_a_ratio_of_roots(evidence):
+    r"""Mean squares 4 times as large, with an interval from 1 to 9, are changes twice as fast."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from appa.plots.evidence import time
+
+    made = {"jump_excess": 4.0, "jump_excess_low": 1.0, "jump_excess_high": 9.0}
+    temporal = evidence.temporal.copy(deep=True)
+    for name, value in made.items():
+        temporal[name] = xr.full_like(temporal[name], value)
+    # of t2m alone: the rest of this world stands still, and has no spectrum to draw
+    few = replace(evidence, temporal=temporal, channels=["t2m"])
+    table = str(time(few).items[1])
+    rows = [re.findall("<td[^>]*>([^<]*)", row) for row in re.findall("<tr.*?</tr>", table)]
+    rows = [row for row in rows if row]
+    assert len(rows) == temporal.sizes["channel"]
+    for row in rows:
+        assert row[-4:] == ["2", "1 … 3"] * 2
+
+
+def test_a_gallery_is_of_one_stretch(evidence, truth, tmp_path, monkeypatch):
+    r"""First, middle and last hour, with the observations of that stretch at their hours: those of
+    another date would be news from elsewhere."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("cmocean")
+    from matplotlib.figure import Figure
+
+    from appa.plots import pictures
+
+    calls = []
+
+    def drawn(y, ensemble, table=None, swath=None, *, panels, hours, members):
+        calls.append((panels, hours, members, table, swath))
+        return Figure()
+
+    monkeypatch.setattr(pictures, "plot_ensemble", drawn)
+    told = str(pictures.gallery(evidence).items)
+    assert "the latest of each place up to the hour" in told
+    first = truth["time"].values[0]
+    hours = [int((h - first) / np.timedelta64(1, "h")) for h in calls[0][1]]
+    assert hours == [0, 4, 7]  # of 8
+    assert [call[0] for call in calls] == [[("t2m", None)], [("z500", None)]]
+    assert {call[2] for call in calls} == {2}
+    assert len(calls[0][3]) == 3 * HOURS
+    assert calls[0][4] is None
+
+    calls.clear()
+    paths = []
+    for k, part in enumerate((slice(3), slice(4, 8))):
+        run = shifted(truth.isel(time=part), [-1.0, 1.0], task="reanalysis")
+        run.to_netcdf(tmp_path / f"{k}.nc")
+        paths.append(str(tmp_path / f"{k}.nc"))
+    table = observed(truth, 0.5)
+    table["time"] += pd.Timedelta("20min")  # matched to the hour before
+    found = gather(paths, truth, observations=table, variables=["t500"], regions=["global"])
+    told = str(pictures.gallery(found).items)
+    assert "Hours of the first of 2 stretches" in told
+    (call,) = calls
+    assert call[0] == [("t500", None)]
+    np.testing.assert_array_equal(call[1], truth["time"].values[:3])
+    np.testing.assert_array_equal(np.unique(call[3]["time"]), truth["time"].values[:3])
+
+    calls.clear()
+    alone = gather(shifted(truth, [0.0]), truth, variables=["t500"], regions=["global"])
+    assert "What was observed is not shown" in str(pictures.gallery(alone).items)
+    assert calls[0][2:] == (1, None, None)
 
 
 def test_observations(evidence):

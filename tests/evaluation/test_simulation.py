@@ -8,7 +8,12 @@ import xarray as xr
 from scipy import stats
 
 from appa.errors import DataError
-from appa.evaluation.simulation import simulated_calibration, single_rank_test
+from appa.evaluation.simulation import (
+    simulated_calibration,
+    simulated_ranks,
+    single_rank_test,
+    summarize,
+)
 
 
 def test_the_share_found_uneven_by_chance_is_what_it_says():
@@ -35,3 +40,34 @@ def test_simulations_must_be_alike():
         simulated_calibration([part.assign_attrs(members=m) for m in (2, 3)])
     with pytest.raises(DataError, match="no simulation"):
         simulated_calibration([])
+
+
+def test_misfits_are_kept_and_their_ratio_told():
+    r"""Of means over simulations: (1.5 + 2.5) / (1 + 3), not the mean of 1.5 and 5/6; their spread
+    is that of each. Files of an older version have ranks alone, and count for these."""
+    nothing = xr.Dataset(coords={"member": [0, 1]})
+    given = [(1.0, np.array([1.0, 2.0])), (3.0, np.array([2.0, 3.0]))]
+    parts = [
+        simulated_ranks(nothing, nothing, {"misfit": of, "projection 0": (0.0, np.zeros(2))})
+        for of in given
+    ]
+    for part, (value, others) in zip(parts, given, strict=True):
+        at = part.sel(quantity="misfit")
+        assert at["scalar_truth"] == value
+        np.testing.assert_array_equal(at["scalar_members"], others)
+    found = simulated_calibration(parts)
+    assert float(found["misfit_ratio"]) == pytest.approx(1)
+    assert float(found["misfit_spread"]) == pytest.approx((1.5 - 2.5 / 3) / np.sqrt(2))
+    assert found["misfit"].sel(source="members").values.tolist() == [1.5, 2.5]
+    assert summarize(found)["misfit"] == pytest.approx(1)
+
+    old = [part.drop_vars(["scalar_truth", "scalar_members"]) for part in parts]
+    both = simulated_calibration([old[0], parts[1]])
+    assert both.attrs["simulations"] == 2
+    assert float(both["misfit_ratio"]) == pytest.approx(2.5 / 3)
+    assert np.isnan(both["misfit_spread"])  # of one
+    ranks = simulated_calibration(old)
+    assert "misfit_ratio" not in ranks
+    assert "misfit" not in summarize(ranks)
+    for name in ranks.data_vars:
+        np.testing.assert_array_equal(ranks[name], found[name])

@@ -9,6 +9,7 @@ import xarray as xr
 pytest.importorskip("matplotlib", reason="the extra 'plots' is not installed")
 pytest.importorskip("cmocean", reason="the extra 'plots' is not installed")
 
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from typer.testing import CliRunner
@@ -147,6 +148,49 @@ def test_spectra(reconstruction, prior):
     draws = prior["spectrum"].sel(length=16, source="draws", quantile=0.5, channel="z850")
     np.testing.assert_allclose(lines(long)["draws"][:, 1], draws[1:])
     assert long.get_lines()[2].get_color() == COLOURS["draws"]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["truth", "members", "interpolation"],
+        ["truth", "reconstruction", "members", "draws"],
+        ["truth", "mine", "theirs", "another", "analysis", "filter"],
+    ],
+)
+def test_spectra_are_told_apart(sources):
+    r"""By colour, and without it by dashes: lines and the bands about them."""
+    spectrum = np.sort(numbers(len(sources), 3, 4, 8), axis=1)
+    dims = ("source", "quantile", "channel", "wavenumber")
+    figure = plot_spectra(xr.Dataset({"spectrum": (dims, spectrum)}, coordinates(sources)), ["t2m"])
+    drawn, bands = figure.axes[0].get_lines(), figure.axes[0].collections
+    assert [line.get_label() for line in drawn] == sources
+    assert len({to_rgb(line.get_color()) for line in drawn}) == len(sources)
+    # what is drawn, not the name of it, which "--" has in common with other dashes
+    assert len({str(line._unscaled_dash_pattern) for line in drawn}) == len(sources)
+    for line, band in zip(drawn, bands, strict=True):
+        assert to_rgb(band.get_facecolor()[0]) == to_rgb(line.get_color())
+    assert drawn[0].get_color() == COLOURS["truth"]
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 7, 8])
+def test_the_lowest_panel_of_each_column_says_what_it_is_by(count):
+    names = [f"t{p}" for p in (50, 100, 200, 300, 400, 500, 600, 700)][:count]
+    dims = ("source", "quantile", "channel", "wavenumber")
+    shared = coordinates(["truth"])
+    shared |= {
+        "channel": names,
+        "variable": ("channel", ["temperature"] * count),
+        "level": ("channel", [float(name[1:]) for name in names]),
+    }
+    scores = xr.Dataset({"spectrum": (dims, np.sort(numbers(1, 3, count, 8), axis=1))}, shared)
+    columns = min(4, count)
+    axes = plot_spectra(scores, names).axes
+    shown = [ax for ax in axes if ax.axison]
+    assert len(shown) == count
+    for k, ax in enumerate(shown):
+        lowest = k + columns >= count
+        assert ax.get_xlabel() == ("wavelength, km" if lowest else "")
 
 
 def test_signed_errors(reconstruction):

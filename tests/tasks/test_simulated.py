@@ -84,6 +84,27 @@ def calibrated(model: Model, count: int, **options):
     return simulation_based_calibration(model, network(), dates, **(given | options))
 
 
+def exact_misfit(told: float) -> tuple[float, float]:
+    r"""The members' misfit over the truth's where errors are told so many times as large, and the
+    deviation of the ratio over simulations, by the Kalman filter of two hours at a point.
+
+    With :math:`K = P (P + \tau^2 R)^{-1}` the members' departures :math:`d` from :math:`y` have the
+    mean :math:`(I - K) (y - \mu)` and the covariance :math:`C = (I - K) P`.
+    """
+    prior = SPREAD**2 * RHO ** np.abs(np.subtract.outer(np.arange(HOURS), np.arange(HOURS)))
+    error, points, members = 0.3**2 * np.eye(HOURS), 128, 7
+    left = np.eye(HOURS) - prior @ np.linalg.inv(prior + told**2 * error)
+    mean, spread = left @ (prior + error) @ left.T, left @ prior
+    size = HOURS * error[0, 0]
+    ratio = np.trace(mean + spread) / size
+    # squares of members: 2 tr C² + 4 E dᵀ C d, over those of a mean that is shared, 2 tr D²; and
+    # those of the truth, which is about 1, as if they were independent of these
+    own = (2 * np.trace(spread @ spread) + 4 * np.trace(mean @ spread)) / members
+    shared = 2 * np.trace(mean @ mean)
+    deviation = np.hypot(np.sqrt(own + shared) / size, ratio * np.sqrt(2 / HOURS))
+    return float(ratio), float(deviation / np.sqrt(points))
+
+
 def test_an_exact_sampler_is_calibrated_and_an_overconfident_one_is_not(model):
     right = calibrated(model, 6)
     told = summarize(right)
@@ -106,6 +127,15 @@ def test_an_exact_sampler_is_calibrated_and_an_overconfident_one_is_not(model):
     assert z500["field_dispersion"] == pytest.approx(1, abs=0.12)
     # members fit better than the truth, always
     assert wrong.sel(quantity="misfit")["scalar_frequency"].values[-1] == pytest.approx(1)
+
+    for found, told in ((right, 1.0), (wrong, 0.5)):
+        mean, deviation = exact_misfit(told)
+        off = found["misfit"].mean("simulation") - [1.0, mean]
+        # of 6 truths, each one of 128 pairs of hours that are independent; members share its noise
+        assert np.abs(off).max() < 4 * np.sqrt(2 / 256 / 6)
+        assert float(found["misfit_ratio"]) == pytest.approx(mean, abs=4 * deviation / np.sqrt(6))
+    assert exact_misfit(1.0)[0] == pytest.approx(1)
+    assert exact_misfit(0.5)[0] < 0.4
 
 
 def test_killed_it_goes_on(model, tmp_path, monkeypatch):

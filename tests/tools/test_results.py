@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import textwrap
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -267,6 +268,58 @@ def test_page(whole, tools, tmp_path, capsys):
     both = page.fill(changed, results, page.read([whole], results))
     assert re.search(r"\| filter, 8 h: CRPS \| 0\.0 % \(0\.0 to 0\.0\) \|", both)
     assert "They have not been drawn." in both
+
+
+def test_what_the_page_says_of_sweeps_runs(monkeypatch):
+    r"""As it stands, but for the draws, which take minutes: two days of observations of five hours,
+    without sweeps and with four."""
+    page = (TOOLS.parent / "docs" / "results" / "assimilation.md").read_text()
+    (lines,) = re.findall(r"\n((?:    .*\n)*    .*sweeps=n.*\n)", page)
+    calls = []
+
+    def drawn(model, observations, start, hours, **options):
+        calls.append((observations, start, hours, options))
+
+    monkeypatch.setattr("appa.tasks.assimilation.reanalysis", drawn)
+    exec(compile(textwrap.dedent(lines), "assimilation.md", "exec"), {})
+    assert [options["settings"].sweeps for *_, options in calls] == [0, 4]
+    for (table, swath), start, hours, options in calls:
+        assert (hours, options["members"], options["settings"].steps) == (48, 2, 12)
+        seen = [0, 12, 24, 36, 47]
+        times = np.datetime64(start, "h") + np.array(seen)
+        np.testing.assert_array_equal(np.unique(table["time"]).astype("datetime64[h]"), times)
+        np.testing.assert_array_equal(swath["time"].values.astype("datetime64[h]"), times)
+
+
+def test_changes_across_joints_are_ratios_of_roots(tools):
+    r"""Members whose changes across joints are of 6 times the mean square of others', where the
+    truth's are of 1.5, jump twice as fast; 8 and 2 are of another date, and as much."""
+    dims = ("source", "channel")
+    coords = {"source": ["truth", "members"], "channel": ["t2m"], "lag": [1], "order": [1, 2]}
+    coords["period"] = ("frequency", [12.0, 4.0])
+
+    def date(jump: tuple[float, float]) -> xr.Dataset:
+        data = {
+            "tendency_std": ((*dims, "lag"), [[[2.0]], [[3.0]]]),
+            "spectrum": ((*dims, "frequency"), [[[1.0, 2.0]], [[1.0, 8.0]]]),
+            "jump": ((*dims, "order"), [[[j, np.nan]] for j in jump]),
+        }
+        return xr.Dataset(data, coords)
+
+    parts = {"changes-72": {0: date((1.5, 6.0)), 1: date((2.0, 8.0))}}
+    results = SimpleNamespace(windows=[72], channels=["t2m", "z500"], parts=parts)
+    _, _, *rows = tools("results_structure").changes(results).splitlines()
+    assert rows == [
+        "| 72 h: change over 1 h | 1.50 ± 0.00 | 2 |",
+        "| 72 h: energy of periods to 6 h | 4.00 ± 0.00 | 2 |",
+        "| 72 h: change across joints | 2.00 ± 0.00 | 2 |",
+    ]
+    # of dates that differ, 5 and 3.5 over 1 and 1: √4.25, and by the jackknife of roots
+    uneven = {0: date((1.0, 5.0)), 1: date((1.0, 3.5))}
+    error = np.sqrt((2 - 1) * np.var([np.sqrt(3.5), np.sqrt(5.0)]))
+    results.parts = {"changes-72": uneven}
+    row = tools("results_structure").changes(results).splitlines()[-1]
+    assert row == f"| 72 h: change across joints | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
 
 
 def test_budget_table(tools, tmp_path):

@@ -19,6 +19,7 @@ from .options import drawing, load, settings_of, takes, told, words
 
 if TYPE_CHECKING:
     import numpy as np
+    import xarray as xr
 
 __all__ = ["register"]
 
@@ -69,7 +70,8 @@ def calibrate(
     """Test a sampler on truths drawn from its own prior.
 
     Each truth is observed and drawn again; where the sampler is right, its ranks among members
-    are uniform. Killed, the same command goes on, and --count may grow.
+    are uniform, and members are as far from the observations as it is. Killed, the same command
+    goes on, and --count may grow.
 
     Example: appa calibrate planet --start 2021-03-21T00 --count 30 --out simulated
     """
@@ -111,7 +113,22 @@ def calibrate(
             f"{float(found[f'{kind}_dispersion'].mean()):.3f}  least p {least:.2g}, of all "
             f"{found.sizes[dim]}: {verdict}"
         )
+    if "misfit_ratio" in found:
+        typer.echo(_misfit(found))
     typer.echo(f"{out / 'calibration.nc'} is written")
+
+
+def _misfit(found: xr.Dataset) -> str:
+    r"""How closely members fit what they were given, over how closely the truth does."""
+    truth, members = (float(x) for x in found["misfit"].mean("simulation"))
+    spread, count = float(found["misfit_spread"]), found.sizes["simulation"]
+    over = f" ± {spread:.3f} over {count} simulations" if count > 1 else " of one simulation"
+    rest = int(found.attrs["simulations"]) - count
+    return (
+        f"misfit  truth {truth:.3f}  members {members:.3f}, mean squares in units of errors; "
+        f"members/truth {float(found['misfit_ratio']):.3f}{over}: an exact posterior has 1"
+        + (f" ({rest} were kept without it)" if rest else "")
+    )
 
 
 @takes(settings=drawing)

@@ -55,7 +55,9 @@ def increment(
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option(help="Members of another system that have the hour, e.g. of an LETKF."),
+        typer.Option(
+            help="Members of another system that have the hour: a background, e.g. of an LETKF."
+        ),
     ] = None,
     members: Annotated[int, typer.Option(min=2, help="How many members.")] = 32,
     seed: SeedOption = 0,

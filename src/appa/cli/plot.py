@@ -197,7 +197,10 @@ def physics(
     out: Out = Path("physics.png"),
     dpi: Dpi = 150,
 ) -> None:
-    """Draw balances of members and truth: altitudes, the angle and the size of the wind.
+    """Draw balances of members and truth, at 500 and 1000 hPa or the nearest levels there are.
+
+    Densities of altitude by geopotential less that by temperature, and of the cosine and sine of
+    the angle from the gradient of geopotential to the wind; how their sizes correlate, by level.
 
     Example: appa plot physics analysis.zarr --truth planet
     """

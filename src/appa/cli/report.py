@@ -67,8 +67,8 @@ def report(
 ) -> None:
     """Write one page with all of the evidence for a run: a file to open or to mail.
 
-    Scores beside baselines, maps, calibration, spectra, physics, changes in time, and what
-    observations say. Nothing is loaded from elsewhere.
+    Scores beside baselines, a gallery, maps, signed errors, calibration, spectra, physics, changes
+    in time, and what observations say. Nothing is loaded from elsewhere.
 
     Example: appa report analysis.zarr --truth planet --baseline oi=oi.zarr --out report.html
 

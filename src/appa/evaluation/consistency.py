@@ -60,6 +60,7 @@ __all__ = [
     "physical_consistency",
     "pixel_gradient",
     "published_wind",
+    "states_beside",
 ]
 
 SEA_LEVEL = "mean_sea_level_pressure"
@@ -196,6 +197,17 @@ def geostrophic_angle(
 # ---------------------------------------------------------------- of many states
 
 
+def states_beside(
+    estimate: xr.Dataset, truth: xr.Dataset, hours: int
+) -> tuple[xr.Dataset, xr.Dataset]:
+    r"""The truth and an estimate of the same hours, at levels that both have and at so many of the
+    hours, evenly from the first to the last."""
+    chosen = np.unique(np.linspace(0, truth.sizes["time"] - 1, hours).round().astype(int))
+    levels = [p for p in truth["level"].values if p in estimate["level"].values]
+    one, other = (ds.sel(level=levels).isel(time=chosen) for ds in (truth, estimate))
+    return one, other
+
+
 def physical_consistency(
     ds: xr.Dataset,
     constants: Constants = EARTH,
@@ -245,7 +257,7 @@ def physical_consistency(
         for place in places:
             at = dict(zip(lead, place, strict=True))
             state = ds[[name for name in wanted if name in ds]].isel(at).load()
-            every = np.broadcast_to(weights.values[:, None], ds["geopotential"].shape[-2:])
+            every = np.broadcast_to(weights.values[:, None], [ds.sizes[d] for d in HORIZONTAL])
             area = xr.DataArray(every, {d: ds[d] for d in HORIZONTAL}, HORIZONTAL)
             away_area = flat(xr.ones_like(state["geopotential"]) * area.where(away, 0.0))
             speed: Any = np.hypot(*(state[name].astype(np.float64) for name in WINDS))

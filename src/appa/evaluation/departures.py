@@ -39,11 +39,13 @@ class Departures:
 
     Arguments:
         innovations, verification: Tables of observations that were seen, and held out.
+        seen: The former themselves, of the ensemble's hours.
         about: Of which observations they are, in words.
     """
 
     innovations: pd.DataFrame | None = None
     verification: pd.DataFrame | None = None
+    seen: Observations | None = None
     about: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,6 +76,7 @@ def departures(
     times = ensemble["time"].values
     if observations is not None:
         used, operators = _compiled(observations, space, times)
+        found.seen = used
         found.about["digest of the observations given"] = _digest(used, ensemble)
         found.about["observations given"] = _told(operators)
         prior = None if background is None else _states(background, space, times, "O−B")

@@ -3,8 +3,10 @@ r"""The evidence for a run: everything that is known of an ensemble beside the t
 What is computed, and how, is told where it is: scores and their differences to baselines
 (:mod:`~appa.evaluation.scores`, :mod:`~appa.evaluation.comparison`), calibration
 (:mod:`~appa.evaluation.calibration`), scores of whole fields and spread by wavelength
-(:mod:`~appa.evaluation.multivariate`), spectra, balances, what changes from hour to hour, and what
-observations say (:mod:`~appa.evaluation.innovations`). Each reads the ensemble a block of hours at
+(:mod:`~appa.evaluation.multivariate`), spectra, signed errors
+(:mod:`~appa.evaluation.distributions`), balances, the paper's figure of them
+(:mod:`~appa.evaluation.consistency`), what changes from hour to hour, and what observations say
+(:mod:`~appa.evaluation.innovations`). Each reads the ensemble a block of hours at
 a time; nothing here holds more. Scores are of all channels. What is drawn, and what takes a
 transform or pairs of members, is of a few.
 
@@ -27,7 +29,7 @@ import xarray as xr
 from .. import __version__
 from ..data.stores import open_store
 from ..errors import AppaError, DataError
-from .balances import balances
+from .balances import balances, constants_of
 from .baselines import climate
 from .calibration import calibration
 from .comparison import compare
@@ -39,12 +41,14 @@ from .report_runs import joined_stretches, named, opened, started, stretches
 from .scores import metrics, pool
 
 if TYPE_CHECKING:
+    from ..observations.collection import Observations
     from .departures import Departures
 
 __all__ = ["Evidence", "gather", "shown_channels"]
 
 DRAWN = ("t2m", "msl", "z500", "t850", "u850", "q700")  # of which those that are there
 MOST = 6  # channels that are drawn
+STATES = 8  # of the truth, and of members, whose physical consistency is looked at
 RUN, CLIMATE = "run", "climatology"
 
 
@@ -65,8 +69,13 @@ class Evidence:
         start: The last hour that was known, of a forecast.
         calibration, wavelengths, spectra, balances, temporal: What the functions of that name
             found; `wavelengths` is of :func:`~appa.evaluation.multivariate.spread_spectra`.
+        errors: Histograms of signed errors: see
+            :func:`~appa.evaluation.distributions.signed_errors`.
+        consistency: The physical consistency of `truth` and `members`, of a few states: see
+            :func:`~appa.evaluation.consistency.physical_consistency`.
         fields: Energy and variogram scores of the run and of other ensembles, by name.
         innovations, verification: Tables of observations that were seen, and held out.
+        seen: The former themselves.
         missing: Why a part is missing, by its name.
     """
 
@@ -83,9 +92,12 @@ class Evidence:
     spectra: xr.Dataset | None = None
     balances: xr.Dataset | None = None
     temporal: xr.Dataset | None = None
+    errors: xr.Dataset | None = None
+    consistency: dict[str, xr.Dataset] | None = None
     fields: dict[str, xr.Dataset] = field(default_factory=dict)
     innovations: pd.DataFrame | None = None
     verification: pd.DataFrame | None = None
+    seen: Observations | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -168,6 +180,7 @@ def gather(
             evidence.about[f"hours of {key}"] = told
     if seen is not None:
         evidence.innovations, evidence.verification = seen.innovations, seen.verification
+        evidence.seen = seen.seen
         evidence.about |= seen.about
     whole = started(means[RUN], ensemble)
     runs = len(np.unique(whole["start"])) if "start" in whole.coords else 1
@@ -179,7 +192,9 @@ def gather(
     several = evidence.members > 1
     lone = "the run has one member, and it takes several"
     parts: dict[str, Any] = {"spectra": partial(_spectra, ensemble, matching, **few)}
+    parts["errors"] = partial(_errors, ensemble, matching, **few)
     parts["balances"] = partial(balances, ensemble, matching, workers=workers)
+    parts["consistency"] = partial(_consistency, ensemble, matching)
     parts["temporal"] = partial(_temporal, ensemble, matching, run, few)
     if several:
         options = {"regions": regions, "days": days, "seed": seed, **chosen}
@@ -296,6 +311,26 @@ def _spectra(ensemble: xr.Dataset, truth: xr.Dataset, **few: Any) -> xr.Dataset:
     from .distributions import spectra
 
     return spectra(ensemble, truth, **few)
+
+
+def _errors(ensemble: xr.Dataset, truth: xr.Dataset, **few: Any) -> xr.Dataset:
+    from .distributions import signed_errors
+
+    return signed_errors(ensemble, truth, **few)
+
+
+def _consistency(ensemble: xr.Dataset, truth: xr.Dataset) -> dict[str, xr.Dataset]:
+    r"""The physical consistency of some states of the truth and of as many of members."""
+    from .consistency import physical_consistency, states_beside
+
+    if "level" not in ensemble.dims or "level" not in truth.dims:
+        raise DataError("the run has no levels, which altitudes and winds are compared at")
+    members = ensemble.isel(member=slice(STATES))
+    true, _ = states_beside(members, truth, STATES)
+    _, drawn = states_beside(members, truth, max(1, STATES // members.sizes["member"]))
+    constants = constants_of(truth)
+    parts = {"truth": true, "members": drawn}
+    return {name: physical_consistency(part, constants) for name, part in parts.items()}
 
 
 def _temporal(

@@ -7,13 +7,24 @@ are exchangeable, and the rank of :math:`f(x^*, y)` among the members' is unifor
 sampler's. Ranked are
 
 * each number of the latents, and each field at each point, counted by channel;
-* the *misfit*, the sum of squares of :math:`y - \mathcal{M}(x)` in units of the errors, which
-  sees what single numbers do not, as errors that are wrong together (Modrák et al., 2023);
+* the *misfit* :math:`J(x)`, the mean square of :math:`y - \mathcal{M}(x)` in units of the errors,
+  which sees what single numbers do not, as errors that are wrong together (Modrák et al., 2023);
 * *projections* of the latents, means with random signs.
 
 The latter are one rank a simulation, whose scatter is known. The former are as many as there are
 numbers, which depend on each other; simulations do not, and are the sample of
 :func:`~appa.evaluation.calibration.uniformity_test`.
+
+Ranks do not tell by how much: of many observations the scatter of :math:`J` is small, and a truth
+that fits better by a hundredth may do so always. The misfits themselves do. The truth's are those
+of the noise that was added, so that :math:`\mathbb{E}[J(x^*)] = 1`; as draws of :math:`p(x \mid y)`
+are exchangeable with the truth,
+
+.. math:: \frac{\mathbb{E}[J(x)]}{\mathbb{E}[J(x^*)]} = 1 , \qquad
+    x \sim p(x \mid y) , \quad y \sim p(y \mid x^*) .
+
+Above 1 members fit less closely than draws of the posterior would, below 1 too closely. The ratio
+is that of means over simulations: the mean of ratios would be larger where observations are few.
 """
 
 from __future__ import annotations
@@ -30,6 +41,7 @@ from .ranking import rank_counts, truth_ranks
 
 __all__ = [
     "FAMILIES",
+    "misfit_ratio",
     "projections",
     "simulated_calibration",
     "simulated_ranks",
@@ -39,6 +51,9 @@ __all__ = [
 
 #: What is ranked, and the dimension that tells numbers of a kind apart.
 FAMILIES = {"field": "channel", "latent": "latent_channel", "scalar": "quantity"}
+#: The values of what is ranked once a simulation, of the truth and of members.
+VALUES = ("scalar_truth", "scalar_members")
+MISFIT = "misfit"
 TESTS = ("bias", "dispersion", "p", "p_bias", "p_dispersion", "effective", "blocks")
 
 
@@ -71,7 +86,8 @@ def simulated_ranks(
     Returns:
         The shares of ranks, `field` with dimensions `(region, channel, rank)`, `latent` with
         `(latent_channel, rank)` and `scalar` with `(quantity, rank)`, and the area they are
-        shares of, `field_weight`.
+        shares of, `field_weight`; the quantities themselves, `scalar_truth` with dimension
+        `quantity` and `scalar_members` with `(quantity, member)`.
     """
     members = ensemble.sizes["member"]
     if members < 2:
@@ -99,6 +115,9 @@ def simulated_ranks(
             rank = truth_ranks(np.asarray(others, np.float64)[:, None] - value, rng)
             rows.append(np.bincount(rank, minlength=members + 1))
         data["scalar"] = (("quantity", "rank"), np.array(rows, np.float64))
+        data[VALUES[0]] = ("quantity", np.array([value for value, _ in quantities.values()]))
+        values = np.stack([np.asarray(others, np.float64) for _, others in quantities.values()])
+        data[VALUES[1]] = (("quantity", "member"), values)
         coords["quantity"] = list(quantities)
     return xr.Dataset(data, coords, {"members": members})
 
@@ -111,17 +130,21 @@ def simulated_calibration(parts: Sequence[xr.Dataset]) -> xr.Dataset:
 
     Returns:
         For each kind of ranks, `field`, `latent` and `scalar`: `<kind>_frequency` by rank, and
-        what the tests say, `<kind>_bias`,
-        `<kind>_dispersion`, `<kind>_p`, … with simulations as the sample; `<kind>_least`, the
-        least `p` of bias and dispersion of the kind times their number (Bonferroni): below 0.05,
-        one of them is not calibrated.
+        what the tests say, `<kind>_bias`, `<kind>_dispersion`, `<kind>_p`, … with simulations as
+        the sample; `<kind>_least`, the least `p` of bias and dispersion of the kind times their
+        number (Bonferroni): below 0.05, one of them is not calibrated.
+
+        Of those simulations that kept it, the misfit by observation: `misfit` by `source` (truth,
+        members, their mean) and simulation; `misfit_ratio`, the members' over the truth's, of means
+        over simulations, and `misfit_spread`, the standard deviation of each simulation's own.
     """
     if not parts:
         raise DataError("there is no simulation to test; draw some: appa calibrate MODEL")
     sizes = {int(part.attrs["members"]) for part in parts}
     if len(sizes) > 1:
         raise DataError(f"simulations have {sorted(sizes)} members; give those of one number")
-    whole = xr.concat(parts, "simulation", coords="minimal", compat="override")
+    ranks = [part.drop_vars(VALUES, errors="ignore") for part in parts]
+    whole = xr.concat(ranks, "simulation", coords="minimal", compat="override")
     data: dict[str, Any] = {}
     for kind, dim in FAMILIES.items():
         if kind not in whole:
@@ -146,7 +169,30 @@ def simulated_calibration(parts: Sequence[xr.Dataset]) -> xr.Dataset:
         known = p[np.isfinite(p)]
         data[f"{kind}_least"] = min(1.0, known.size * known.min()) if known.size else np.nan
     about = {"members": sizes.pop(), "simulations": len(parts)}
-    return xr.Dataset(data).assign_attrs(about)
+    return xr.Dataset(data).merge(misfit_ratio(parts)).assign_attrs(about)
+
+
+def misfit_ratio(parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    r"""The misfits of simulations that kept them, and the members' over the truth's; empty where
+    none did, as those of an older version."""
+    kept = [
+        [part[name].sel(quantity=MISFIT).mean() for name in VALUES]
+        for part in parts
+        if VALUES[0] in part and MISFIT in part["quantity"].values
+    ]
+    if not kept:
+        return xr.Dataset()
+    misfit = np.array(kept, np.float64).T
+    truth, members = misfit
+    told = {"long_name": "mean square departure from observations in units of their errors"}
+    ratio = {"long_name": "members' misfit over the truth's, 1 of an exact posterior"}
+    spread = float(np.std(members / truth, ddof=1)) if len(kept) > 1 else np.nan
+    data = {
+        "misfit": (("source", "simulation"), misfit, told),
+        "misfit_ratio": ((), members.mean() / truth.mean(), ratio),
+        "misfit_spread": ((), spread, {"long_name": "standard deviation over simulations"}),
+    }
+    return xr.Dataset(data, {"source": ["truth", "members"]})
 
 
 def single_rank_test(counts: np.ndarray) -> dict[str, float]:
@@ -174,7 +220,7 @@ def single_rank_test(counts: np.ndarray) -> dict[str, float]:
 
 def summarize(found: xr.Dataset) -> dict[str, Any]:
     r"""The figures to quote: for each kind of ranks the mean bias and dispersion, and the least
-    :math:`p`."""
+    :math:`p`; the members' misfit over the truth's, where it is known."""
     told: dict[str, Any] = {key: int(found.attrs[key]) for key in ("members", "simulations")}
     for kind in FAMILIES:
         if f"{kind}_p" in found:
@@ -183,4 +229,6 @@ def summarize(found: xr.Dataset) -> dict[str, Any]:
                 "dispersion": float(found[f"{kind}_dispersion"].mean()),
                 "least": float(found[f"{kind}_least"]),
             }
+    if "misfit_ratio" in found:
+        told[MISFIT] = float(found["misfit_ratio"])
     return told

@@ -13,6 +13,7 @@ from ..evaluation.comparison import FEWEST
 from ..evaluation.report import RUN, Evidence
 from .calibration import plot_ranks
 from .page import Html, Section, details, paragraph, picture, table
+from .physics import plot_physics, shown_levels
 from .prior import plot_spectra
 from .saving import png
 from .structure import plot_balances, plot_changes, plot_wavelengths, words_of
@@ -24,6 +25,7 @@ __all__ = ["calibration", "physics", "spectra", "time", "wavelengths"]
 
 COLUMNS = 3  # channels of a figure
 MANY, FEW = 20, (850, 700, 500, 250)  # channels of a table, and levels of one with more
+ENDS = ("jump_excess_low", "jump_excess_high")
 NONE = "·"
 
 
@@ -45,9 +47,9 @@ def several(channels: Sequence[str]) -> list[list[str]]:
     return [list(part) for part in np.array_split(np.array(channels, object), count)]
 
 
-def image(figures: Mapping[str, Figure], caption: str) -> Html:
+def image(figures: Mapping[str, Figure], caption: str, dpi: float = 100) -> Html:
     r"""Figures by what they show, with one caption."""
-    images = [png(figure, size=150_000, dpi=100) for figure in figures.values()]
+    images = [png(figure, size=150_000, dpi=dpi) for figure in figures.values()]
     return picture(images, list(figures), caption)
 
 
@@ -203,6 +205,7 @@ def physics(evidence: Evidence) -> Section:
     section, found = Section("Physics"), evidence.balances
     if found is None:
         return absent(section, evidence, "balances")
+    consistency(section, evidence)
     words = "Hypsometric residual and geostrophic balance by pressure, members and truth."
     section.add(
         image(
@@ -241,6 +244,29 @@ def physics(evidence: Evidence) -> Section:
     return section
 
 
+def consistency(section: Section, evidence: Evidence) -> None:
+    r"""The paper's figure of balances."""
+    found = evidence.consistency
+    if found is None:
+        absent(section, evidence, "consistency")
+        return
+    rows = " and ".join(f"{p:g} hPa" for p in shown_levels(found.values()))
+    states = " and ".join(f"{ds.attrs['states']} of the {name}" for name, ds in found.items())
+    section.add(
+        image(
+            {
+                f"Densities of ΔH and of the wind's angle at {rows}, and how its size goes with "
+                "the geostrophic wind's by pressure, members and truth.": plot_physics(found)
+            },
+            "ΔH is the altitude of a level from geopotential less that from temperature, θ the "
+            "angle from the gradient of geopotential to the wind, which in balance is 90°: cos θ "
+            "at 0, sin θ at 1. Near the surface friction turns the wind, and the truth's too. "
+            "Members should lie on the truth's curves; a wider ΔH is noise between levels. Of "
+            f"states, {states}; by area, the wind's from 20° to 80° of latitude.",
+        )
+    )
+
+
 def time(evidence: Evidence) -> Section:
     section, found = Section("Changes in time"), evidence.temporal
     if found is None:
@@ -271,13 +297,15 @@ def time(evidence: Evidence) -> Section:
             row += [number(std.sel(source=s), scale) for s in ("truth", "members")]
             row += [number(at[f"tendency_ratio{end}"].sel(lag=lag)) for end in ("", "_error")]
         for order in (1, 2):
-            jump = at.sel(order=order)
-            low, high = (number(jump[f"jump_excess_{end}"]) for end in ("low", "high"))
+            # of mean squares, whose root is how much faster
+            jump = np.sqrt(at.sel(order=order)[["jump_excess", *ENDS]])
+            low, high = (number(jump[end]) for end in ENDS)
             row += [number(jump["jump_excess"]), NONE if NONE in (low, high) else f"{low} … {high}"]
         rows.append(row)
     caption = (
         "Standard deviation of tendencies, members' over truth's with its standard error; and how "
         "much faster members change, and bend, where windows join than the truth does at the same "
-        f"hours: 1 is right, {NONE} where the run has no or too few joints"
+        "hours, by roots of mean squares over those of other hours: 1 is right, "
+        f"{NONE} where the run has no or too few joints"
     )
     return section.add(table(heads, rows, caption, text=3))

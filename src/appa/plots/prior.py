@@ -3,7 +3,8 @@ r"""Curves of what a model keeps of states, and of what its prior draws; maps ar
 
 They are drawn from the scores of :mod:`appa.evaluation.reconstruction` and
 :mod:`appa.evaluation.prior` alone. Truth is black, reconstructions are blue and draws are orange;
-where there is a line a variable, the variable has its colour in every figure.
+where there is a line a variable, the variable has its colour in every figure. Spectra of whatever
+sources have colours and dashes no two of which agree.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from .style import (
     ORANGE,
     PURPLE,
     SKY,
+    apart,
     finish,
     label,
     legend,
-    lines,
     require,
 )
 
@@ -138,14 +139,13 @@ def plot_spectra(
     figure, axes = panels(rows, columns, (0.4 + 2.7 * columns, 0.5 + 2.0 * rows))
     x = spectrum["wavelength"].values[1:]
     sources = spectrum["source"].values.tolist()
-    others = lines(s for s in sources if s not in COLOURS)
+    looks = apart(sources, COLOURS)
     for ax, channel in zip(axes.flat, known, strict=False):
         for source in sources:
             low, median, high = spectrum.sel(channel=channel, source=source).values[:, 1:]
-            colour = COLOURS.get(source) or others[source]["color"]
+            colour = looks[source]["color"]
             ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-            dashes = "--" if source in ("reconstruction", "members") else "-"
-            ax.plot(x, median, dashes, color=colour, linewidth=1.2, label=source)
+            ax.plot(x, median, **looks[source], linewidth=1.2, label=source)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(x[0], x[-1])
@@ -153,10 +153,7 @@ def plot_spectra(
         ax.set_xticks(ticks, [f"{km:,}" for km in ticks])
         ax.minorticks_off()
         finish(ax, "", f"energy, {_unit(scores, channel)}²", channel)
-    for ax in axes[-1]:
-        ax.set_xlabel("wavelength, km", color=INK, fontsize=9)
-    for ax in axes.flat[len(known) :]:
-        ax.set_axis_off()
+    below(axes, len(known), "wavelength, km")
     if known:
         legend(axes.flat[0], loc="lower left")
     return figure
@@ -211,10 +208,7 @@ def plot_autocorrelation(scores: xr.Dataset) -> Figure:
                 ax.plot(x, rho, styles[k % 4], color=colour, linewidth=1.2, label=told)
         finish(ax, "", "", label(*place(scores, channel)))
         ax.set_xticks(range(0, int(scores["lag"].max()) + 2, 12))
-    for ax in axes.flat[len(channels) :]:
-        ax.set_axis_off()
-    for ax in axes[-1]:
-        ax.set_xlabel("lag, h", color=INK, fontsize=9)
+    below(axes, len(channels), "lag, h")
     legend(axes.flat[0], loc="lower left")
     return figure
 
@@ -267,6 +261,15 @@ def panels(
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
+
+
+def below(axes: Any, count: int, words: str) -> None:
+    r"""Labels the lowest panel of each column, of so many that are drawn; the rest are off."""
+    for ax in axes.flat[count:]:
+        ax.set_axis_off()
+    columns = axes.shape[1]
+    for k in range(max(0, count - columns), count):
+        axes.flat[k].set_xlabel(words, color=INK, fontsize=9)
 
 
 def _by_hour(scores: xr.Dataset, values: xr.DataArray, unit: str, title: str) -> Figure:

@@ -13,7 +13,6 @@ import numpy as np
 import xarray as xr
 
 from .. import __version__
-from ..data.variables import VARIABLES
 from ..evaluation.comparison import FEWEST, by_chance
 from ..evaluation.forecasts import HOUR
 from ..evaluation.regions import REGIONS
@@ -37,7 +36,8 @@ from .evidence import (
     wavelengths,
 )
 from .page import Html, Section, details, listing, page, paragraph, points, preformatted, table
-from .structure import plot_four, words_of
+from .pictures import errors, gallery, maps
+from .structure import words_of
 
 __all__ = ["report_page"]
 
@@ -62,7 +62,9 @@ def report_page(evidence: Evidence) -> str:
         scores,
         differences,
         curves,
+        gallery,
         maps,
+        errors,
         calibration,
         wavelengths,
         spectra,
@@ -283,31 +285,6 @@ def _lengths(parts: list[xr.Dataset]) -> str:
         f" Stretches end {few} to {most} hours after their first: curves beyond {few} are of fewer "
         f"of them, of {whole} at the end, without bands where these would be of none."
     )
-
-
-def maps(evidence: Evidence) -> Section:
-    section = Section("Maps")
-    known = {short: v for short, v in _variables(evidence).items() if v in VARIABLES}
-    if not known:
-        reason = "none of the run's variables has a name that maps know"
-        return section.add(paragraph(f"Not shown: {reason}.", "missing"))
-    return section.add(
-        image(
-            {
-                f"Maps of {channel}: truth, ensemble mean, its error, and spread.": plot_four(
-                    evidence.ensemble, evidence.truth, channel
-                )
-                for channel in known
-            },
-            "The last hour. Truth and mean share colours. The error should look like noise without "
-            "the weather's shape, and be large where the spread is.",
-        )
-    )
-
-
-def _variables(evidence: Evidence) -> dict[str, str]:
-    means = evidence.means[RUN]
-    return {c: str(means["variable"].sel(channel=c).item()) for c in evidence.channels}
 
 
 def fields(evidence: Evidence) -> Section:

@@ -7,7 +7,7 @@ temperature in °C, humidity in g/kg, geopotential as the height it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STYLES",
     "Style",
+    "apart",
     "finish",
     "label",
     "legend",
@@ -52,6 +53,8 @@ LINES: dict[str, tuple[str, str]] = {
 }
 OTHERS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"), (AMBER, "-"), (SKY, "--"))
 MARKERS = "osD^vPX*<>"
+# of lines that have no markers, no two alike: solid, dashed, dash-dot, dotted, and longer ones
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,34 @@ def lines(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         marker = MARKERS[i % len(MARKERS)]
         found[name] = {"color": colour, "linestyle": dashes, "marker": marker}
     return found
+
+
+def apart(
+    names: Iterable[str], colours: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    r"""The colour and dashes of curves without markers: of up to six no two have the same colour,
+    nor of seven the same dashes, so that they are told apart without colours too.
+
+    Arguments:
+        names: What is drawn, in order.
+        colours: Those that have a colour of their own; by default the truth is dark. Of two that
+            have the same, the later is given one that is left.
+    """
+    names, known = list(dict.fromkeys(names)), {"truth": INK} if colours is None else colours
+    given: dict[str, str] = {}
+    for name in names:
+        if name in known and known[name] not in given.values():
+            given[name] = known[name]
+    every = [colour for colour, _ in OTHERS]
+    free = [colour for colour in every if colour not in given.values()]
+    rest = iter([*free, *every * (1 + len(names) // len(every))])
+    return {
+        name: {
+            "color": given[name] if name in given else next(rest),
+            "linestyle": DASHES[k % len(DASHES)],
+        }
+        for k, name in enumerate(names)
+    }
 
 
 def require() -> None:

@@ -5,8 +5,17 @@ drawn given these observations by the task under any settings. Its truth, its ob
 and its members have seeds of their own, which follow from one seed and the simulation's number, so
 that simulations may be added later. What the ranks say is in :mod:`appa.evaluation.simulation`.
 
-Each simulation's ranks are a file, `OUT/0007.nc`; a run that is killed goes on with those that are
-missing.
+What members of an exact posterior would share with the truth is the misfit to the observations, 1
+by observation: see there. Draws are not exact, and some of what they leave is in the code. Truths
+have an :math:`r`, what the decoder cannot express, that is correlated in space
+(:mod:`appa.observations.residual`); in the likelihood of latents a diagonal covariance stands for
+that (:mod:`appa.observations.crowding`), so that latents are not quite drawn from the posterior of
+such truths. Given latents, :math:`r` is drawn by its own covariance, but for precipitation, whose
+is bent to have no states below zero. Solves end at a tolerance, and MMPS takes what is left to know
+for Gaussian. The ratio of misfits tells what all of it comes to, not which it is.
+
+Each simulation's ranks and misfits are a file, `OUT/0007.nc`; a run that is killed goes on with
+those that are missing. Files that have ranks alone are older, and count for these.
 """
 
 from __future__ import annotations
@@ -109,16 +118,17 @@ def distort(
 
 
 def misfits(model: Model, observations: Observations, ds: xr.Dataset) -> np.ndarray:
-    r"""The sum of squares of departures of each member from observations, in units of their
-    errors, with shape :math:`(M)`."""
+    r"""The mean square of departures of each member from observations, in units of their errors,
+    with shape :math:`(M)`."""
     assert model.standardizer is not None
     operators = compile_observations(observations, StateSpace.of(model), ds["time"].values)
-    total = np.zeros(ds.sizes["member"])
+    total, count = np.zeros(ds.sizes["member"]), 0
     for hour, operator in enumerate(operators):
         if operator is not None:
             x = model.standardizer.to_tensor(ds.isel(time=hour))
             total += operator.departure(x).double().square().sum(dim=1).cpu().numpy()
-    return total
+            count += len(operator)
+    return total / max(count, 1)
 
 
 def simulate(
@@ -207,7 +217,7 @@ def simulation_based_calibration(
             :func:`distort`: `{"errors": 0.5}` is one too sure of them.
         regions: Of `global`, `tropics`, …
         seed: The seed.
-        out: A folder for the ranks of each simulation, from which a killed run goes on.
+        out: A folder for the ranks and misfits of each simulation, from which a killed run goes on.
         batch, workers: As of :func:`appa.tasks.assimilation.reanalysis`.
 
     Returns:

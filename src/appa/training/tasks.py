@@ -233,8 +233,8 @@ class AutoencoderTask(Task):
         scales = {"mean": states.mean, "std": states.std}
         if states.sea is not None:
             scales["sea"] = torch.from_numpy(states.sea)
-        if normals is not None:
-            scales["normals"] = normals
+        if network.normals is not None:
+            scales["normals"] = network.normals
         self.scale = digest(scales)
 
     def prepare(self, folder: Path) -> dict[str, tuple[Any, Any]]:
