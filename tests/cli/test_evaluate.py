@@ -19,6 +19,7 @@ from appa.errors import AppaError, DataError
 
 GRID = Grid("equiangular-cells", 8, 16)
 DAYS = 8
+HARD = np.array([1.4, 0.6, 1.2, 0.7, 1.3, 0.8, 1.1, 0.9])  # days, none like the next
 
 
 def world(days: int = DAYS) -> xr.Dataset:
@@ -35,14 +36,16 @@ def world(days: int = DAYS) -> xr.Dataset:
     return ds.assign(land_sea_mask=(("latitude", "longitude"), mask))
 
 
-def drawn(truth: xr.Dataset, seed: int, **sizes: float) -> xr.Dataset:
+def drawn(
+    truth: xr.Dataset, seed: int, hard: np.ndarray | None = None, **sizes: float
+) -> xr.Dataset:
     r"""Two members, with errors of a size that differs from day to day."""
     rng = np.random.default_rng(seed)
     found = {}
     for name, size in sizes.items():
         name = {"t2m": "2m_temperature", "t": "temperature"}[name]
         noise = rng.normal(size=(2, *truth[name].shape)) * size
-        day = np.repeat(np.random.default_rng(9).uniform(0.5, 1.5, DAYS), 24)
+        day = np.repeat(HARD if hard is None else hard, 24)
         noise = noise * day.reshape(1, -1, *[1] * (truth[name].ndim - 1))
         dims = ("member", *truth[name].dims)
         found[name] = (truth[name] + xr.DataArray(noise, dims=dims)).astype("float32")
@@ -80,8 +83,7 @@ def test_one(folder, tmp_path):
     output = run(
         folder, "a.nc", "--truth", "truth.zarr", "--regions", "global,land", "--out", str(out)
     )
-    day = np.random.default_rng(9).uniform(0.5, 1.5, DAYS)
-    s, mean = np.sqrt((day**2).mean()), day.mean()
+    s, mean = np.sqrt((HARD**2).mean()), HARD.mean()
     unit, skill, spread, ratio, crps = row(output, "t2m")
     error = 4 / np.sqrt(24 * DAYS * 8 * 16)
     assert unit == "K"
@@ -109,8 +111,11 @@ def test_two(folder):
         assert float(b) / float(a) == pytest.approx(0.9, abs=0.02)
         assert float(low) < float(difference) < float(high) < 0
         assert row(table, "t500")[7] == "·"
-    told = r"8 blocks of 24 hours: \d of 6 differences are real; about 0.3 would be by chance alone"
-    assert re.search(told, output)
+    # of t2m they resemble the next by chance
+    told = (
+        r"8 blocks of 24 hours, which resemble the next and count as 5 to 8: \d of 6 differences "
+    )
+    assert re.search(told + "are real; about 0.3 would be by chance alone", output)
     # each way the same
     output = run(folder, "b.nc", "a.nc", "--truth", "truth.zarr", "--variables", "t2m")
     assert "B, by 2 %" in output
@@ -122,6 +127,27 @@ def test_two(folder):
     assert row(output, "t2m")[-2:] == ["·", "·"]
     output = run(folder, "a.nc", "short.nc", "--truth", "truth.zarr")
     assert "2 blocks of 24 hours: 6 or more" in output
+
+
+def test_days_that_resemble_the_next(folder, tmp_path):
+    r"""A difference that grows from day to day is the same on all eight by its sign, and yet of
+    days that are not independent: the command says as how many they count."""
+    truth, hard = world(), np.arange(1.0, DAYS + 1)
+    for name, size in (("a", 1.0), ("b", 0.8)):
+        drawn(truth, 1, hard, t2m=size).to_netcdf(tmp_path / f"{name}.nc")
+    pair = [str(tmp_path / "a.nc"), str(tmp_path / "b.nc")]
+    output = " ".join(run(folder, *pair, "--truth", "truth.zarr").split())
+    told = "8 blocks of 24 hours, which resemble the next and count as 1: 3 or more are needed"
+    assert told in output
+    # dates that are days apart are what they say, whatever their differences
+    for path in pair:
+        ds = xr.open_dataset(path).load()
+        parts = [part.assign_attrs(task="forecast") for _, part in ds.groupby("time.date")]
+        for k in range(0, DAYS, 2):
+            parts[k].to_netcdf(path.replace(".nc", f"-{k}.nc"))
+    dates = [str(tmp_path / f"{name}-*.nc") for name in "ab"]
+    output = run(folder, *dates, "--truth", "truth.zarr", "--leads", "1")
+    assert "4 dates: 6 or more" in " ".join(output.split())
 
 
 def test_climatology(folder, tmp_path):

@@ -167,6 +167,28 @@ def test_size_of_the_test(n):
     assert n / 2 < effective < 5 * n
 
 
+def test_days_that_follow_one_another():
+    r"""Of 30 days on which members and truth remember half of the day before, 5, 6 and 8 % of
+    calibrated ensembles are rejected; taken for independent, an eighth to a quarter are. Days that
+    are apart, or do not remember, are as they were."""
+    rng, trials, n, m, points = np.random.default_rng(0), 300, 30, 9, 40
+    row, alone = [], []
+    for _ in range(trials):
+        z = rng.normal(size=(m + 1, n, 1))
+        for t in range(1, n):
+            z[:, t] = 0.5 * z[:, t - 1] + np.sqrt(0.75) * z[:, t]
+        z = (z + rng.normal(size=(m + 1, n, points))) / np.sqrt(2)
+        rank = (z[1:] < z[0]).sum(axis=0)
+        f = np.stack([np.bincount(day, minlength=m + 1) / points for day in rank])
+        row.append(uniformity_test(f, np.ones(n), np.arange(n)))
+        alone.append(uniformity_test(f, np.ones(n), 2 * np.arange(n)))
+        assert alone[-1] == uniformity_test(f, np.ones(n))
+    for key, share, more in (("p", 0.05, 0.2), ("p_bias", 0.06, 0.2), ("p_dispersion", 0.08, 0.1)):
+        most = share + 3 * np.sqrt(share * (1 - share) / trials)
+        assert np.mean([test[key] < 0.05 for test in row]) < most
+        assert np.mean([test[key] < 0.05 for test in alone]) > more - 3 * np.sqrt(more / trials)
+
+
 def test_power_and_direction():
     rng, n, m = np.random.default_rng(0), 40, 9
     cases = {"biased": (0.8, 1), "sure": (0, 2.5), "unsure": (0, 0.4)}
@@ -203,7 +225,9 @@ def test_runs_are_the_blocks():
     assert "start" not in found.coords
     days = calibration(estimate, truth)  # that does not say which runs it is of
     assert days["blocks"].item() == 12
-    assert days["p_bias"].item() < found["p_bias"].item()
+    assert days["independent"].item() < 8  # every second has the ranks of the one before
+    apart = uniformity_test(np.eye(5)[rank[::12]], np.ones(12))
+    assert apart["p_bias"] < min(days["p_bias"].item(), found["p_bias"].item())
 
 
 def test_independent_points_are_all_effective():
@@ -226,8 +250,11 @@ def test_independent_points_are_all_effective():
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_of_it(case):
-    r"""Of ten days of four hours, in one call."""
-    estimate, truth = drawn(case, 9, 40, freq="6h")
+    r"""Of four hours of every second of ten days, in one call."""
+    estimate, truth = drawn(case, 9, 40)
+    times = pd.date_range("2021-03-21", periods=10, freq="2D").repeat(4)
+    times += pd.to_timedelta(np.tile([0, 6, 12, 18], 10), "h")
+    estimate, truth = (ds.assign_coords(time=times) for ds in (estimate, truth))
     truth["2m_temperature"].attrs["units"] = "K"
     found = calibration(estimate, truth, regions=("global", "tropics")).sel(channel="t2m")
     assert found["units"] == "K"

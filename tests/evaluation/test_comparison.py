@@ -9,17 +9,19 @@ import xarray as xr
 from scipy import stats
 
 from appa.errors import DataError
+from appa.evaluation.bootstrap import independent
 from appa.evaluation.budget import error_budget_table
 from appa.evaluation.comparison import FEWEST, compare, no_worse
+from appa.evaluation.dates import over_dates
 
 
-def means(crps: np.ndarray) -> xr.Dataset:
+def means(crps: np.ndarray, freq: str = "3D") -> xr.Dataset:
     r"""A run of independent dates with these CRPS, and their squares as squared errors; with
     shape (dates, channels)."""
     dims, crps = ("region", "time", "channel"), crps[None]
     data = {name: (dims, crps**2) for name in ("squared_error", "variance")}
     data |= {name: (dims, np.ones_like(crps)) for name in ("weight", "share")}
-    time = pd.date_range("2021-01-01", periods=crps.shape[1], freq="3D")
+    time = pd.date_range("2021-01-01", periods=crps.shape[1], freq=freq)
     names = [f"t{k}" for k in range(crps.shape[2])]
     coords = {"region": ["global"], "time": time, "channel": names}
     for name, value in (("variable", "t2m"), ("level", np.nan), ("units", "K")):
@@ -104,6 +106,116 @@ def test_too_few_dates_tell_nothing():
     assert told(enough[0], lost) == "not told"
     alone = means(np.ones((1, 1)))
     assert told(alone, alone) == "not told"
+
+
+# ---------------------------------------------------------------- days that follow one another
+
+
+def remembering(rho: float, days: int, pairs: int, rng: np.random.Generator) -> np.ndarray:
+    r"""Normal noise whose correlation over a day is ρ, with shape (days, pairs)."""
+    x = rng.normal(size=(days, pairs))
+    for t in range(1, days):
+        x[t] = rho * x[t - 1] + np.sqrt(1 - rho**2) * x[t]
+    return x
+
+
+def test_how_many_blocks_count():
+    r"""Against the sum of all covariances: the mean of blocks with a correlation of ρ has the
+    variance of m independent ones. The estimate is of 2,000 days, with an error of
+    √(1 − ρ²) / √2000, of which m / n changes by 2 / (1 + ρ)² as much."""
+    days = 2000
+    for rho in (0.0, 0.3, 0.6):
+        x = remembering(rho, days, 1, np.random.default_rng(1))
+        lags = np.abs(np.subtract.outer(np.arange(days), np.arange(days)))
+        exact = days / (rho**lags).sum() if rho else 1.0
+        error = 4 * 2 / (1 + rho) ** 2 * np.sqrt((1 - rho**2) / days)
+        found = independent(x, np.arange(days)) / days
+        assert float(found) == pytest.approx(exact, abs=error)
+    # neighbours that are 2 apart or more are dates of their own
+    assert float(independent(x, 2 * np.arange(days))) == days
+    # two stretches: pairs across the gap are not neighbours, but resemble each other by their lag
+    gap = np.r_[np.arange(8), 9 + np.arange(8)]
+    x = np.r_[np.ones(8), -np.ones(8)][:, None] + 0.1 * remembering(
+        0, 16, 1, np.random.default_rng(0)
+    )
+    r = np.mean([(x[i] - x.mean()) * (x[i + 1] - x.mean()) for i in range(15) if i != 7]) / x.var()
+    rho = min(r + (1 + 4 * r) / 16, 0.99)
+    exact = 16**2 / (rho ** np.abs(np.subtract.outer(gap, gap))).sum()
+    assert float(independent(x, gap)) == pytest.approx(exact, rel=1e-9)
+    # what does not change, but for rounding, is not correlated
+    assert float(independent(1 + 1e-9 * x, np.arange(16))) == 16
+
+
+def test_days_in_a_row_are_not_too_sure():
+    r"""Of 30 consecutive days without a difference, whose errors remember half of the day before,
+    less than 10 % are called real, to three deviations of a binomial share; as if they were dates
+    apart, a quarter are."""
+    rng, shape = np.random.default_rng(0), (30, 600)
+    hard = 10 + rng.gamma(4, size=shape)
+    a, b = (hard + 0.5 * remembering(0.5, *shape, rng) for _ in range(2))
+    error = 3 * np.sqrt(0.1 * 0.9 / 600)
+    found = compare(means(a, "D"), means(b, "D"), resamples=500)
+    for score in ("skill", "crps"):
+        assert float(found[f"{score}_real"].mean()) < 0.1 + error
+    assert 7 < float(found["independent"].median()) < 15  # of (1 − ρ) / (1 + ρ) · 30 = 10
+    apart = compare(means(a), means(b), resamples=500)
+    assert float(apart["crps_real"].mean()) > 0.2
+    assert (apart["independent"] == 30).all()
+    # a gap of three deviations of a mean of independent days is found as often as by Student's t,
+    # noncentral, from dates that are apart, and nearly so from days that follow one another
+    rng = np.random.default_rng(1)
+    a, b = (hard + 0.5 * rng.normal(size=shape) for _ in range(2))
+    b += 3 * 0.5 * np.sqrt(2 / 30)
+    power = stats.nct.sf(stats.t.ppf(0.975, 29), 29, 3)
+    error = 3 * np.sqrt(power * (1 - power) / 600)
+    for freq, least in (("3D", power), ("D", power - 0.1)):
+        found = float(compare(means(a, freq), means(b, freq), resamples=500)["crps_real"].mean())
+        assert least - error < found < power + error
+
+
+# ---------------------------------------------------------------- cells with fewer blocks
+
+
+def test_a_cell_has_the_interval_of_its_own_dates():
+    r"""A channel that is there on 8 of 40 dates beside one that is on all: as if the 8 were all
+    there is, but for rounding; and that at one date alone has no interval."""
+    rng = np.random.default_rng(0)
+    a, b = (means(5 + rng.gamma(4, size=(40, 3))) for _ in range(2))
+    few = rng.choice(40, 8, replace=False)
+    some = np.isin(np.arange(40), few)
+    weight = a["weight"].copy()
+    weight[0, ~some, 1] = 0
+    weight[0, 1:, 2] = 0
+    found = compare(*(run.assign(weight=weight) for run in (a, b)))
+    alone = compare(*(run.isel(time=np.sort(few), channel=[1]) for run in (a, b)))
+    for name in [str(n) for n in alone if "ratio" not in str(n)]:  # which is the same for all
+        at, value = found[name].isel(channel=[1]), alone[name]
+        np.testing.assert_allclose(at, value, rtol=1e-12, atol=1e-12, err_msg=name)
+    every = compare(*(run.isel(channel=[0]) for run in (a, b)))
+    np.testing.assert_array_equal(found["crps_low"].isel(channel=[0]), every["crps_low"])
+    assert np.isnan(found["crps_low"].isel(channel=2)).all()
+    assert found["independent"].values.tolist() == [[40, 8, 1]]
+
+
+def test_a_lead_time_has_the_interval_of_its_own_dates():
+    r"""Two dates of 16 reach the last lead time: draws without either do not take its interval
+    away, which is that of the two."""
+    rng = np.random.default_rng(0)
+    run = means(5 + rng.gamma(4, size=(16, 2))).rename(time="init_time", channel="lead_time")
+    run = run.drop_vars(["variable", "level", "units"]).assign_coords(lead_time=[6.0, 12.0])
+    about = {"variable": "2m_temperature", "level": np.nan, "units": "K"}
+    run = run.expand_dims(channel=["t2m"]).assign_coords(
+        {k: ("channel", [v]) for k, v in about.items()}
+    )
+    weight = run["weight"].copy()
+    weight.loc[{"lead_time": 12.0, "init_time": run["init_time"][2:]}] = 0
+    found = over_dates(run.assign(weight=weight))
+    for k, dates in ((0, 16), (1, 2)):
+        alone = over_dates(run.isel(lead_time=[k], init_time=slice(dates)))
+        for name in ("skill_low", "skill_high", "crps_low", "ratio_high"):
+            at = found[name].isel(lead_time=[k])
+            assert np.isfinite(at).all()
+            np.testing.assert_array_equal(at, alone[name])
 
 
 def test_a_budget_has_verdicts():

@@ -264,7 +264,7 @@ def _differences(
     seed: int,
 ) -> None:
     r"""Prints the scores of two runs, which differences are real, and where B is no worse."""
-    from ..evaluation.comparison import FEWEST, by_chance, compare, no_worse
+    from ..evaluation.comparison import FEWEST, LEFT, alike, by_chance, compare, no_worse
 
     found = compare(means["A"], means["B"], days=days, seed=seed).isel(region=0)
     found = found.squeeze("lead_time") if "lead_time" in found.dims else found
@@ -293,8 +293,10 @@ def _differences(
     if "init_time" in means["A"].dims or any("start" in means[name].coords for name in "AB"):
         several = days > 1 or found.attrs["dates"] > blocks  # of one day
         told = f"{blocks} {one} of dates" if several else f"{blocks} dates"
-    if blocks < FEWEST:
-        typer.echo(f"{told}: {FEWEST} or more are needed to say that a difference is real, "
+    told += alike(found.sel(channel=known))
+    if not found["enough"].sel(channel=known).any():
+        needed = FEWEST if blocks < FEWEST else LEFT
+        typer.echo(f"{told}: {needed} or more are needed to say that a difference is real, "
                    "or B no worse")  # fmt: skip
     else:
         real = sum(v != "·" for v in verdicts)

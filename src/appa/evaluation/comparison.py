@@ -3,20 +3,19 @@ r"""Differences between two runs, and which of them are real.
 Scores of neighbouring hours are not independent, so that hours are resampled in blocks of days,
 the same for both runs: what makes a day hard is common to both and cancels. Of forecasts, the dates
 they were issued at are the blocks, and each lead time has its interval; of analyses in several
-runs, the runs. From :math:`B` samples
-of :math:`n` blocks with replacement, each with its means pooled and its scores taken anew, the
-interval of the difference is
+runs, the runs. From :math:`B` samples of blocks with replacement, each with its means pooled and
+its scores taken anew, follow the quantiles of the difference, widened for few blocks
+(:mod:`appa.evaluation.bootstrap`). A difference is *real* where its interval excludes 0; of
+differences that are not, 7.5 % are found so from 6 blocks, 6.7 % from 10 and 5.7 % from 20, where
+5 % are meant to. With fewer than 6 blocks none is: the signs of 5 differences agree by chance in
+:math:`2 / 2^5`, more than one case in twenty. Of many differences some are real by chance:
+:func:`by_chance` says how many.
 
-.. math:: [Q(\alpha'), Q(1 - \alpha')] , \qquad
-    \alpha' = \Phi\left( -\sqrt{\tfrac{n}{n - 1}} \; t_{n - 1}(1 - \tfrac{\alpha}{2}) \right)
-
-with :math:`Q` the quantiles of the samples, widened for few blocks as Student's
-:math:`t` widens a normal interval (Hesterberg, 2015). A difference is *real* where its interval
-excludes 0; of differences that are not, 7.5 % are found so from 6 blocks, 6.7 % from 10 and 5.7 %
-from 20, where 5 % are meant to. With fewer than 6 blocks none is: the signs of 5 differences agree
-by chance in :math:`2 / 2^5`, more than one case in twenty. Weather remembers more than a day; where
-there are weeks, take longer blocks. Of many differences some are real by chance: :func:`by_chance`
-says how many.
+Weather remembers more than a day. Blocks that follow one another count as fewer, by the correlation
+of their differences with those of the next block; where fewer than 3 are left, nothing is said. Of
+30 days with a correlation of 0.3, 0.5 and 0.7, 6, 7 and 7 % of differences that are none are found
+real, and of 8 days, which tell little of their correlation, 9, 13 and 17 %; taken for independent,
+it would be 15, 26 and 42 % of both.
 
 That a difference is not real is no proof that there is none. Whether a run is as good is asked the
 other way round (:func:`no_worse`): it is *no worse* by a margin where the relative difference is
@@ -34,12 +33,12 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError
-from .ensembles import STATISTICS
-from .scores import metrics, pool
+from .bootstrap import FEWEST, block_sums, draws, ends, independent, places, samples
+from .scores import metrics, pool, scores_from
 
-__all__ = ["FEWEST", "by_chance", "compare", "no_worse", "resampled"]
+__all__ = ["FEWEST", "LEFT", "alike", "by_chance", "compare", "no_worse"]
 
-FEWEST = 6  # blocks
+LEFT = 3  # independent ones that they count as at least
 COMPARED = ("skill", "crps", "ratio")
 
 
@@ -70,7 +69,9 @@ def compare(
         `<score>_relative_high`, the ends of an interval of its own: what is hard is in a, too. The
         ends are NaN with fewer than two blocks. `<score>_least` and `<score>_most`: what the
         relative difference exceeds, and is below, with this confidence each; NaN with too few
-        blocks to tell, see :func:`no_worse`.
+        blocks to tell, see :func:`no_worse`. `filled`, the blocks that there are,
+        `independent`, as how many they count where they follow one another, and `enough`, whether
+        these are enough to tell.
     """
     if days < 1:
         raise DataError(f"a block has 1 day or more, found days={days}")
@@ -97,34 +98,34 @@ def compare(
     a, b = (run.assign(weight=run["weight"].where(both, 0.0)).isel({dim: there}) for run in (a, b))
 
     label = _label(a, b, dim)
-    day = label.astype("datetime64[D]").astype(np.int64)
-    _, block = np.unique((day - day.min()) // days, return_inverse=True)
-    n = int(block.max()) + 1
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-    filled = _filled(a["weight"], dim, block)
-    whole = [metrics(pool(run, dim)) for run in (a, b)]
-    drawn = [metrics(resampled(run, dim, block, counts)) for run in (a, b)]
-
-    tails = _tail(n, 0.5 + confidence / 2), _tail(n, confidence)
+    place, block = places(label, days)
+    sums = [block_sums(run, dim, block) for run in (a, b)]
+    filled = sums[0]["weight"] > 0
+    counted = _counted(sums, filled, place)
+    whole = [metrics(pool(run, dim)).transpose("region", ..., "channel") for run in (a, b)]
+    dims, shape = whole[0]["crps"].dims, whole[0]["crps"].shape
+    drawn = _drawn(sums, filled, counted, confidence, (resamples, seed),
+                   [int(run.attrs["members"]) for run in (a, b)])  # fmt: skip
+    enough = (filled.sum(axis=0) >= FEWEST) & (counted >= LEFT)
     data: dict[str, Any] = {}
     for name in COMPARED:
-        values, samples = ([run[name] for run in runs] for runs in (whole, drawn))
+        values = [run[name] for run in whole]
         data[f"{name}_a"], data[f"{name}_b"] = values
         data[f"{name}_difference"] = values[1] - values[0]
         data[f"{name}_relative"] = _relative(*values)
-        low, high = _ends((samples[1] - samples[0]).values, tails[0])
-        first, last, *sides = _ends(_relative(*samples).values, *tails)
-        dims = samples[0].dims[1:]
-        data[f"{name}_low"], data[f"{name}_high"] = (dims, low), (dims, high)
-        data[f"{name}_relative_low"], data[f"{name}_relative_high"] = (dims, first), (dims, last)
-        for key, side in zip(("least", "most"), sides, strict=True):
-            data[f"{name}_{key}"] = (dims, np.where(filled >= FEWEST, side, np.nan))
-        real = (low > 0) | (high < 0)
+        low, high, *rest = drawn[name]
         # of runs that are the same there is nothing to test
-        tested = ((low < high) | real) & (filled >= FEWEST)
-        data[f"{name}_tested"], data[f"{name}_real"] = (dims, tested), (dims, real & tested)
+        real = (low > 0) | (high < 0)
+        tested = ((low < high) | real) & enough
+        rest[2:] = [np.where(enough, side, np.nan) for side in rest[2:]]
+        keys = ("low", "high", "relative_low", "relative_high", "least", "most", "tested", "real")
+        for key, value in zip(keys, (low, high, *rest, tested, real & tested), strict=True):
+            data[f"{name}_{key}"] = (dims, value.reshape(shape))
+    data["filled"] = (dims, filled.sum(axis=0).reshape(shape))
+    data["enough"] = (dims, enough.reshape(shape))
+    data["independent"] = (dims, counted.reshape(shape))
     about = {
-        "blocks": n,
+        "blocks": len(place),
         "dates": len(np.unique(label)),
         "days": days,
         "resamples": resamples,
@@ -143,6 +144,21 @@ def by_chance(found: xr.Dataset, scores: Sequence[str] = ("skill", "crps")) -> s
     tested = sum(int(found[f"{score}_tested"].sum()) for score in scores)
     count = (1 - found.attrs["confidence"]) * tested
     return f"{count:.0f}" if count >= 1 else f"{count:.1g}"
+
+
+def alike(found: xr.Dataset) -> str:
+    r"""As how many independent blocks those that resemble the next count, in words; nothing where
+    all are independent.
+
+    Arguments:
+        found: What :func:`compare` found, or a part of it.
+    """
+    counted, filled = found["independent"].values, found["filled"].values
+    if (counted >= filled).all():
+        return ""
+    low, high = counted[filled > 0].min(), counted.max()
+    told = f"{low}" if low == high else f"{low} to {high}"
+    return f", which resemble the next and count as {told}"
 
 
 def no_worse(found: xr.Dataset, margin: float = 2.0, score: str = "crps") -> xr.DataArray:
@@ -164,25 +180,42 @@ def no_worse(found: xr.Dataset, margin: float = 2.0, score: str = "crps") -> xr.
     return xr.where(least > margin / 100, "worse", told)
 
 
-def _relative(a: xr.DataArray, b: xr.DataArray) -> xr.DataArray:
-    return b / a.where(a > 0) - 1
+def _relative(a: Any, b: Any) -> Any:
+    return b / xr.where(a > 0, a, np.nan) - 1
 
 
-def _tail(n: int, level: float) -> float:
-    r"""The :math:`\alpha'` of `n` blocks, beyond a quantile of Student's :math:`t`."""
-    from scipy import stats
+def _counted(
+    sums: Sequence[dict[str, np.ndarray]], filled: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    r"""As how many independent blocks those of a cell count, with shape :math:`(C)`: by squared
+    errors or by CRPS, whichever are fewer."""
+    found = []
+    for name in ("squared_error", "crps"):
+        a, b = (s[name] / np.where(filled, s["weight"], np.nan) for s in sums)
+        found.append(independent((b - a)[..., None], place))
+    return np.rint(np.minimum(*found)).astype(np.int64)
 
-    if n < 2:
-        return np.nan
-    return float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * stats.t.ppf(level, n - 1)))
 
-
-def _ends(samples: np.ndarray, *tails: float) -> np.ndarray:
-    r"""The quantiles :math:`\alpha'` and :math:`1 - \alpha'` of samples for each tail, or NaN
-    without."""
-    if np.isnan(tails).any():
-        return np.full((2 * len(tails), *samples.shape[1:]), np.nan)
-    return np.quantile(samples, [q for tail in tails for q in (tail, 1 - tail)], axis=0)
+def _drawn(
+    sums: Sequence[dict[str, np.ndarray]],
+    filled: np.ndarray,
+    counted: np.ndarray,
+    confidence: float,
+    how: tuple[int, int],
+    members: Sequence[int],
+) -> dict[str, np.ndarray]:
+    r"""The ends of intervals of each score's difference, of its relative difference, and of the
+    latter to one side, with shape :math:`(6, C)`; NaN with fewer than two blocks."""
+    found = {name: np.full((6, filled.shape[1]), np.nan) for name in COMPARED}
+    for cells, counts in draws(filled, counted, *how):
+        m = int(counted[cells[0]])
+        a, b = (scores_from(samples(s, cells, counts), k)
+                for s, k in zip(sums, members, strict=True))  # fmt: skip
+        for name in COMPARED:
+            found[name][:2, cells] = ends(b[name] - a[name], m, 0.5 + confidence / 2)
+            share = _relative(a[name], b[name])
+            found[name][2:, cells] = ends(share, m, 0.5 + confidence / 2, confidence)
+    return found
 
 
 def _label(a: xr.Dataset, b: xr.Dataset, dim: str) -> np.ndarray:
@@ -190,34 +223,3 @@ def _label(a: xr.Dataset, b: xr.Dataset, dim: str) -> np.ndarray:
     one that is of fewer runs, as the hours of a run are not independent, or else hours or dates."""
     starts = [run["start"].values for run in (a, b) if "start" in run.coords]
     return min(starts or [a[dim].values], key=lambda s: (len(np.unique(s)), s.tolist()))
-
-
-def _filled(weight: xr.DataArray, dim: str, block: np.ndarray) -> np.ndarray:
-    r"""The number of blocks that are not empty, by region, lead time and channel."""
-    there = weight.transpose(dim, "region", ..., "channel").values > 0
-    found = np.zeros((int(block.max()) + 1, *there.shape[1:]), bool)
-    np.logical_or.at(found, block, there)
-    return found.sum(axis=0)
-
-
-def resampled(means: xr.Dataset, dim: str, block: np.ndarray, counts: np.ndarray) -> xr.Dataset:
-    r"""The pooled means of samples of blocks, with dimensions `(sample, region, [lead_time,]
-    channel)`."""
-    means = means.transpose(dim, "region", ..., "channel")
-    weight = means["weight"].values
-    counts = counts.astype(np.float64)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        blocks = np.zeros((counts.shape[1], *values.shape[1:]))
-        np.add.at(blocks, block, values)
-        return np.tensordot(counts, blocks, 1)
-
-    weights = total(weight)
-    dims, found = ("sample", *means["weight"].dims[1:]), {}
-    for name in STATISTICS:
-        value = means[name].values
-        with np.errstate(invalid="ignore"):
-            found[name] = (dims, total(np.where(weight > 0, value, 0.0) * weight) / weights)
-    found["share"] = found["weight"] = (dims, weights)
-    coords = {k: v for k, v in means.coords.items() if dim not in v.dims}
-    return xr.Dataset(found, coords, means.attrs)

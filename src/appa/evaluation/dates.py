@@ -1,9 +1,10 @@
 r"""Scores by lead time with intervals, of one system from each of several dates.
 
 Runs begin at dates that are far enough apart to be independent. At each lead time the means of
-their statistics are pooled, and the scores follow; intervals are those of a bootstrap over dates,
-with the quantiles widened for few as in :mod:`appa.evaluation.comparison`. A date is drawn with all
-of its hours. Intervals of two curves may overlap where their difference is real: that is for
+their statistics are pooled, and the scores follow; intervals are those of a bootstrap over the
+dates that have that lead time and channel, with the quantiles widened for few
+(:mod:`appa.evaluation.bootstrap`). A date is drawn with all of its hours. Intervals of two curves
+may overlap where their difference is real: that is for
 :func:`~appa.evaluation.comparison.compare`, which pairs them.
 """
 
@@ -16,9 +17,9 @@ import numpy as np
 import xarray as xr
 
 from ..errors import DataError
-from .comparison import resampled
+from .bootstrap import block_sums, draws, ends, samples
 from .forecasts import HOUR, by_lead
-from .scores import metrics, pool
+from .scores import metrics, pool, scores_from
 
 __all__ = ["over_dates"]
 
@@ -52,8 +53,6 @@ def over_dates(
     Example:
         >>> over_dates([averages(run, truth) for run in forecasts])["crps"].sel(lead_time=24)
     """
-    from scipy import stats
-
     joined = means if isinstance(means, xr.Dataset) else _joined(means, starts)
     if "init_time" not in joined.dims:
         raise DataError(
@@ -62,10 +61,7 @@ def over_dates(
         )
     scores, n = metrics(pool(joined, "init_time")), joined.sizes["init_time"]
     if n > 1:
-        counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-        student = stats.t.ppf(0.5 + confidence / 2, n - 1)
-        tail = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * student))
-        scores = scores.assign(_intervals(joined, counts, tail))
+        scores = scores.assign(_intervals(joined, scores["crps"], resamples, confidence, seed))
     about = {"dates": n, "resamples": resamples, "confidence": confidence}
     return scores.assign_attrs(about, seed=seed).transpose("region", "lead_time", "channel", ...)
 
@@ -92,17 +88,25 @@ def _joined(means: Sequence[xr.Dataset], starts: Sequence[Any] | None) -> xr.Dat
     return joined
 
 
-def _intervals(joined: xr.Dataset, counts: np.ndarray, tail: float) -> dict[str, xr.DataArray]:
-    r"""The ends of the intervals of each score; samples are held of one lead time."""
-    found: list[xr.Dataset] = []
-    dates = np.arange(joined.sizes["init_time"])
-    for k in range(joined.sizes["lead_time"]):
-        at = joined.isel(lead_time=[k])
-        drawn = metrics(resampled(at, "init_time", dates, counts))[list(SCORES)]
-        ends = drawn.quantile([tail, 1 - tail], "sample", skipna=False)
-        parts = zip(
-            ("low", "high"), (ends.isel(quantile=i, drop=True) for i in (0, 1)), strict=True
-        )
-        found.append(xr.merge([p.rename({s: f"{s}_{e}" for s in SCORES}) for e, p in parts]))
-    joint = xr.concat(found, "lead_time", coords="minimal", compat="override")
-    return {str(name): value for name, value in joint.data_vars.items()}
+def _intervals(
+    joined: xr.Dataset, like: xr.DataArray, resamples: int, confidence: float, seed: int
+) -> dict[str, xr.DataArray]:
+    r"""The ends of the intervals of each score, from the dates that a cell has."""
+    like = like.transpose("region", "lead_time", "channel")
+    sums = block_sums(
+        joined.transpose("region", "init_time", "lead_time", "channel"),
+        "init_time",
+        np.arange(joined.sizes["init_time"]),
+    )
+    filled = sums["weight"] > 0
+    count = filled.sum(axis=0)
+    found = {score: np.full((2, like.size), np.nan) for score in SCORES}
+    for cells, counts in draws(filled, count, resamples, seed):
+        drawn = scores_from(samples(sums, cells, counts), int(joined.attrs["members"]))
+        for score in SCORES:
+            found[score][:, cells] = ends(drawn[score], count[cells[0]], 0.5 + confidence / 2)
+    return {
+        f"{score}_{end}": like.copy(data=values.reshape(like.shape)).drop_attrs()
+        for score, pair in found.items()
+        for end, values in zip(("low", "high"), pair, strict=True)
+    }

@@ -48,7 +48,7 @@ from ..data.reduction import load, reduce_blocks, time_blocks
 from ..data.stores import open_store
 from ..data.variables import VARIABLES, Channel
 from ..errors import DataError, nearest
-from .partition import Part, active_client, parts_of
+from .partition import Part, active_client, parts_of, with_dimension
 from .regions import region_weights
 
 __all__ = [
@@ -207,8 +207,7 @@ def matched(estimate: xr.Dataset, truth: xr.Dataset) -> tuple[xr.Dataset, xr.Dat
                 "eastwards; open it with appa.open_store(estimate)"
             )
     for dim in ("member", "time"):
-        if dim not in estimate.dims:
-            estimate = estimate.expand_dims(dim)
+        estimate = with_dimension(estimate, dim)
     wanted, there = pd.Index(estimate["time"].values), pd.Index(truth["time"].values)
     if not there.is_unique:
         raise DataError("the truth has hours twice; select one of its trajectories")

@@ -33,6 +33,7 @@ from ..data.variables import VARIABLES, conversion
 from ..errors import DataError, StoreError
 from ..progress import progress
 from .ensembles import averages
+from .partition import with_dimension
 
 __all__ = ["by_lead", "issued", "open_runs", "run_averages"]
 
@@ -143,8 +144,7 @@ def _split(ds: xr.Dataset) -> list[xr.Dataset]:
         units = str(ds[lead].attrs.get("units", "hours"))
         after = pd.to_timedelta(after, unit=units).to_numpy()  # type: ignore[call-overload]
     ds = ds.drop_vars([n for n in ("valid_time", lead) if n in ds.coords])
-    if init not in ds.dims:
-        ds = ds.expand_dims(init)
+    ds = with_dimension(ds, init)
     runs = []
     for k, first in enumerate(ds[init].values.astype("datetime64[ns]")):
         run = ds.isel({init: k}, drop=True).rename({lead: "time"})

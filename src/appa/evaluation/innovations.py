@@ -272,8 +272,6 @@ def hour_states(estimate: xr.Dataset, space: StateSpace, hours: Any = None) -> I
         hours: The hours; by default all it has.
     """
     times = estimate["time"].values if hours is None else np.atleast_1d(hours)
-    if "member" not in estimate.dims:
-        estimate = estimate.expand_dims("member")
     for time in times:
         try:
             one = estimate.sel(time=[np.datetime64(time, "ns")])
@@ -282,6 +280,8 @@ def hour_states(estimate: xr.Dataset, space: StateSpace, hours: Any = None) -> I
                 f"the estimate has no {np.datetime_as_string(np.datetime64(time), 'h')}; give "
                 "hours that it has"
             ) from None
+        if "member" not in one.dims:  # of the whole, it would be read
+            one = one.expand_dims("member")
         yield space.standardizer.to_tensor(one)[:, 0]
 
 

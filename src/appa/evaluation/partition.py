@@ -8,7 +8,9 @@ With :math:`c` the chunk of a store and :math:`s` the box, both by dimension,
    chunks are read several times;
 3. where they are few, it grows by whole chunks, in space first and along time last.
 
-Sums over points add up over boxes. Parts go to a Dask cluster where a client is active and what
+Sums over points add up over boxes. What is in a store stays there until a part is read: to join
+runs, or to give one a dimension more, xarray would read all of it, but for Dask arrays
+(:func:`lazily`). Parts go to a Dask cluster where a client is active and what
 would have to be sent along is small: a lazy store is, an ensemble in memory is not.
 """
 
@@ -21,7 +23,17 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-__all__ = ["Part", "active_client", "boxes", "parts_of", "stored_chunks"]
+from ..data.reduction import BLOCK_BYTES
+
+__all__ = [
+    "Part",
+    "active_client",
+    "boxes",
+    "lazily",
+    "parts_of",
+    "stored_chunks",
+    "with_dimension",
+]
 
 SENT = 2**24  # bytes that go along with every task
 CUT = ("time", "level", "latitude", "longitude")  # the first are cut first, the last grow first
@@ -92,6 +104,28 @@ def parts_of(
                         slice(i, i + box["latitude"]),
                         slice(j, j + box["longitude"]),
                     )
+
+
+def lazily(ds: xr.Dataset) -> xr.Dataset:
+    r"""A dataset whose variables in a store are Dask arrays, in boxes as parts are; nothing is
+    read. Those in memory, and those that are Dask arrays, stay as they are."""
+    found = {}
+    for name, var in ds.data_vars.items():
+        if var.chunks is not None or var.variable._in_memory:
+            continue
+        kept = {"member": 1} | var.encoding.get("preferred_chunks", {})
+        box = {dim: min(size, kept.get(dim, size)) for dim, size in var.sizes.items()}
+        sizes = {dim: var.sizes.get(dim, 1) for dim in CUT}
+        value = var.sizes.get("member", 1) * var.dtype.itemsize
+        cut = boxes(sizes, stored_chunks(var), value, BLOCK_BYTES, 4 * BLOCK_BYTES)
+        box |= {dim: size for dim, size in cut.items() if dim in box}
+        found[name] = var.chunk(box)
+    return ds.assign(found)
+
+
+def with_dimension(ds: xr.Dataset, dim: str) -> xr.Dataset:
+    r"""A dataset with a dimension of one more, where it lacks it; nothing is read."""
+    return ds if dim in ds.dims else lazily(ds).expand_dims(dim)
 
 
 def active_client(*sent: Any) -> Any:

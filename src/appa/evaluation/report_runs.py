@@ -19,6 +19,7 @@ from .dates import over_dates
 from .forecasts import HOUR, START, by_lead, issued, open_runs
 from .forecasts import _side_by_side as side_by_side
 from .joints import joints_of
+from .partition import lazily
 
 __all__ = ["begun", "by_stretch", "joined_stretches", "named", "opened", "started", "stretches"]
 
@@ -55,7 +56,8 @@ def opened(run: xr.Dataset | str | Path | Sequence[str]) -> xr.Dataset:
             f"the {len(runs)} runs of {name!r} have not all the same variables and members; give "
             "dates of one system"
         )
-    parts = [begun(one.drop_vars("latents", errors="ignore"), one["time"].values) for one in runs]
+    parts = [lazily(one.drop_vars("latents", errors="ignore")) for one in runs]
+    parts = [begun(part, part["time"].values) for part in parts]
     try:
         return xr.concat(  # type: ignore
             parts, "time", data_vars="minimal", coords="minimal", compat="override", join="exact",

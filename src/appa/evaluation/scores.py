@@ -17,7 +17,7 @@ standardized.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..data.grids import Grid
 from ..errors import DataError
 from .ensembles import STATISTICS, averages
 
-__all__ = ["evaluate", "metrics", "pool", "rmse", "standardized_rmse"]
+__all__ = ["evaluate", "metrics", "pool", "rmse", "scores_from", "standardized_rmse"]
 
 DIMENSIONS = ("time", "latitude", "longitude")
 DIMENSIONAL = {
@@ -131,20 +131,13 @@ def pool(means: xr.Dataset, dim: str | Sequence[str] = "time") -> xr.Dataset:
 
 def metrics(means: xr.Dataset, statistics: xr.Dataset | None = None) -> xr.Dataset:
     r"""The scores that follow from means of statistics."""
-    m = int(means.attrs["members"])
-    found = {
-        "skill": np.sqrt(means["squared_error"]),
-        "spread": np.sqrt(means["variance"]),
-        "crps": means["crps"],
-    }
-    # of a normal distribution there are, so to say, infinitely many members
-    correction = np.sqrt((m + 1) / m) if m else 1.0
-    skill = found["skill"].where(found["skill"] > 0)
+    found = scores_from(means, int(means.attrs["members"]))
+    ratio = found.pop("ratio")
     scores = {
         name: value.assign_attrs(long_name=DIMENSIONAL[name]) for name, value in found.items()
     }
     told = "spread over skill, corrected for the number of members"
-    scores["ratio"] = (correction * found["spread"] / skill).assign_attrs(long_name=told, units="1")
+    scores["ratio"] = ratio.assign_attrs(long_name=told, units="1")
     told = "share of the region's area that is scored"
     scores["share"] = means["share"].assign_attrs(long_name=told, units="1")
     if statistics is not None:
@@ -156,6 +149,15 @@ def metrics(means: xr.Dataset, statistics: xr.Dataset | None = None) -> xr.Datas
     ds["channel"].attrs["long_name"] = "variable and level"
     ds["level"].attrs["units"] = "hPa"
     return ds
+
+
+def scores_from(means: Mapping[Any, Any], members: int) -> dict[str, Any]:
+    r"""Skill, spread, CRPS and ratio from means of statistics, as arrays of any kind."""
+    skill, spread = np.sqrt(means["squared_error"]), np.sqrt(means["variance"])
+    # of a normal distribution there are, so to say, infinitely many members
+    correction = np.sqrt((members + 1) / members) if members else 1.0
+    ratio = correction * spread / xr.where(skill > 0, skill, np.nan)
+    return {"skill": skill, "spread": spread, "crps": means["crps"], "ratio": ratio}
 
 
 def _deviations(means: xr.Dataset, statistics: xr.Dataset) -> list[float]:

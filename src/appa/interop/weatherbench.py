@@ -51,7 +51,7 @@ from ..data.variables import VARIABLES, variable
 from ..errors import DataError, StoreError
 from ..evaluation.ensembles import MOST, read_block
 from ..evaluation.forecasts import issued, open_runs
-from ..evaluation.partition import parts_of
+from ..evaluation.partition import parts_of, with_dimension
 from ..progress import progress
 
 __all__ = ["NAMES", "export"]
@@ -101,7 +101,7 @@ def export(
     if names not in NAMES:
         raise DataError(f"found names={names!r}, expected 'ecmwf' or 'plain'")
     runs = open_runs(source)
-    runs = [run if "time" in run.dims else run.expand_dims("time") for run in runs]
+    runs = [with_dimension(run, "time") for run in runs]
     if kind is None:
         single = all(issued(r) is None and "member" not in r.dims for r in runs)
         kind = "targets" if single else "predictions"

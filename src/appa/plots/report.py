@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from .. import __version__
-from ..evaluation.comparison import FEWEST, by_chance
+from ..evaluation.comparison import FEWEST, LEFT, alike, by_chance
 from ..evaluation.forecasts import HOUR
 from ..evaluation.regions import REGIONS
 from ..evaluation.report import CLIMATE, RUN, Evidence
@@ -101,7 +101,7 @@ def short(evidence: Evidence) -> Section:
             lower, real = at[f"{score}_difference"] < 0, at[f"{score}_real"]
             text = f"Its {words} is lower than that of {name} in {int(lower.sum())} of "
             text += f"{at.sizes['channel']} channels"
-            if gap.attrs["blocks"] >= FEWEST:
+            if at["enough"].any():
                 text += f", really so in {int((lower & real).sum())}, and really higher in "
                 text += f"{int((~lower & real).sum())}; about {by_chance(at, [score])} would be "
                 text += "either by chance alone"
@@ -193,8 +193,8 @@ def differences(evidence: Evidence) -> Section:
         paragraph(
             f"Scores of the {run} less those of a baseline at the same hours: below 0 the {run} is "
             "better. Intervals of 95 % are from days, or runs of several dates, resampled together "
-            "for both. A difference is real where its interval excludes 0; it takes "
-            f"{FEWEST} of them at least to say so."
+            "for both; those that resemble the next count as fewer. A difference is real where its "
+            f"interval excludes 0; it takes {FEWEST} of them at least to say so."
         )
     )
     region = first_region(evidence)
@@ -224,9 +224,10 @@ def difference_table(
     blocks, days = found.attrs["blocks"], found.attrs["days"]
     told = f"{blocks} {'block' if blocks == 1 else 'blocks'} of "
     told += "whole runs, by their first day" if found.attrs["runs"] > 1 else f"{24 * days} hours"
-    caption = f"{run} less {name}, {region}, from {told}"
-    if blocks < FEWEST:
-        caption += f": too few to say that a difference is real, it takes {FEWEST}"
+    caption = f"{run} less {name}, {region}, from {told}{alike(found)}"
+    if not found["enough"].any():
+        needed = FEWEST if blocks < FEWEST else LEFT
+        caption += f": too few to say that a difference is real, it takes {needed}"
     return table(heads, rows, caption, text=3, marks=marks)
 
 

@@ -74,11 +74,11 @@ def past_latents(model: Model, source: Any, past: int, batch: int = 4) -> tuple[
         :math:`(K)`.
     """
     ds = open_analysis(source) if isinstance(source, str | Path) else source
-    ds = _with(in_order(_with(ds, "time")), "member")
+    ds = in_order(_with(ds, "time"))
     times = as_datetime64(ds["time"].values)
     gaps = np.flatnonzero(np.diff(times) != np.timedelta64(1, "h"))
     first = max(len(times) - past, int(gaps[-1]) + 1 if len(gaps) else 0)
-    ds, times = ds.isel(time=slice(first, None)), times[first:]
+    ds, times = _with(ds.isel(time=slice(first, None)), "member"), times[first:]
 
     if "latents" in ds and ds.attrs.get("model_digest") == model_digest(model):
         dims = ("member", "time", "latent_channel", "latent_y", "latent_x")
@@ -119,13 +119,14 @@ def past_residuals(model: Model, source: Any, z: Tensor, hours: int = PAST_HOURS
         does not have all of the model's variables and levels.
     """
     ds = open_analysis(source) if isinstance(source, str | Path) else source
-    ds = _with(in_order(_with(ds, "time")), "member")
+    ds = in_order(_with(ds, "time"))
     states, count = model.standardizer, min(hours, z.shape[1])
     if states is None or not all(name in ds for name in states.names):
         return None
     if "level" in ds and not set(states.levels) <= set(ds["level"].values.tolist()):
         return None
     ds = ds.drop_vars("latents", errors="ignore").isel(time=slice(ds.sizes["time"] - count, None))
+    ds = _with(ds, "member")
     parts = []
     for member in range(len(z)):
         x = states.to_tensor(ds.isel(member=member, drop=True))
@@ -199,4 +200,6 @@ def last_hour(ensemble: str | Path, out: str | Path) -> Path:
 
 
 def _with(ds: xr.Dataset, dim: str) -> xr.Dataset:
-    return ds if dim in ds.dims else ds.expand_dims(dim)
+    from ..evaluation.partition import with_dimension
+
+    return with_dimension(ds, dim)
