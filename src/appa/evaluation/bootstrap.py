@@ -64,7 +64,7 @@ def independent(x: np.ndarray, place: np.ndarray) -> np.ndarray:
     Returns:
         The number :math:`m`, with shape :math:`(*)`; no more than there are.
     """
-    there: np.ndarray = np.isfinite(x).all(axis=-1)
+    there = np.asarray(np.isfinite(x).all(axis=-1))
     n = there.sum(axis=0)
     many = np.maximum(n, 1)
     x = np.where(there[..., None], x, 0.0)
