@@ -200,6 +200,9 @@ def test_forecasts(folder, tmp_path):
     assert "8 dates: " in six
     with pytest.raises(DataError, match="no forecast has lead time 13 h; they have 1 to 12 h"):
         run(folder, pattern, "--truth", "truth.zarr", "--leads", "13")
+    for leads in ("six", ","):  # told before anything is opened: that nothing is there is not
+        with pytest.raises(SystemExit):
+            run(folder, "nowhere.nc", "--truth", "truth.zarr", "--leads", leads)
     with pytest.raises(SystemExit):  # a pattern without quotes
         run(folder, *sorted(map(str, tmp_path.glob("a*.nc"))), "--truth", "truth.zarr")
 

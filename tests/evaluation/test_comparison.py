@@ -218,6 +218,26 @@ def test_a_lead_time_has_the_interval_of_its_own_dates():
             np.testing.assert_array_equal(at, alone[name])
 
 
+def test_pairs_are_of_the_same_points():
+    r"""A run that is undefined where the other is not errs less, there: such pairs are left out,
+    and what is left is as if they had not been."""
+    rng = np.random.default_rng(0)
+    a, b = (means(5 + rng.gamma(4, size=(20, 2))) for _ in range(2))
+    weight = b["weight"].copy()
+    weight[0, :8, 1] = 0.75
+    with pytest.warns(UserWarning, match="8 of 40 pairs .* B lacks 25 % of the area that A has t1"):
+        found = compare(a, b.assign(weight=weight))
+    expected = compare(*(run.isel(time=slice(8, None)) for run in (a, b)))
+    assert found["filled"].values.tolist() == [[20, 12]]
+    for name in ("crps_difference", "crps_low", "skill_high"):
+        np.testing.assert_allclose(found[name][0, 1], expected[name][0, 1], rtol=1e-12)
+    with (
+        pytest.warns(UserWarning, match="40 of 40 pairs"),
+        pytest.raises(DataError, match="nowhere defined at the same points"),
+    ):
+        compare(a.assign(weight=a["weight"] / 2), b)
+
+
 def test_a_budget_has_verdicts():
     a, worse = pair(0.05, 0.001)
     table = error_budget_table({"reference": a, "steps": worse, "solver": pair(0.01, 0.001)[1]})

@@ -2,6 +2,8 @@ r"""Scores against sums written out, and areas known in closed form."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -173,6 +175,22 @@ def test_whole_scores_of_another_library():
     # a quarter of the points of SST is land
     share = scores["share"].sel(region="global")
     np.testing.assert_allclose(share, [0.75, 1, 1], rtol=1e-12)
+
+
+def test_undefined_members_are_told():
+    r"""Where one member of an ensemble has no value but the truth has, there is no score."""
+    truth, members = world(), ensemble(4)
+    area = GRID.area / GRID.area.sum()
+    values = members["temperature"].transpose("member", "time", "level", "latitude", "longitude")
+    values = values.copy()
+    values[1, :, 0, 2] = np.nan
+    share = 100 * area[2].sum()
+    with pytest.warns(UserWarning, match=f"{share:.2g} % of t500 is undefined"):
+        scores = evaluate(members.assign(temperature=values), truth, by="all")
+    np.testing.assert_allclose(scores["share"][0], [0.75, 1 - share / 100, 1], rtol=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(members, truth, by="all")
 
 
 def test_expectations_of_normal_draws():

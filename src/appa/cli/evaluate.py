@@ -98,8 +98,10 @@ def evaluate(
     chosen: dict[str, Any] = {"regions": words(regions), "scheduler": scheduler}
     if variables is not None:
         chosen["variables"] = words(variables)
+    hours = _hours(leads)
     given = {name: open_runs(path) for name, path in zip("AB", runs, strict=False)}
     _alike(given)
+    _forecasts(given["A"], hours)
     given |= _beside(given["A"], truth, climatology, persistence)
     with told():
         means = {name: run_averages(part, truth, **chosen) for name, part in given.items()}
@@ -109,7 +111,7 @@ def evaluate(
 
     for name, path in zip("AB", runs, strict=False):
         typer.echo(f"{name}  {path}: {_about(means[name])}")
-    for lead in _leads(means["A"], leads):
+    for lead in _leads(means["A"], hours):
         at, title = means, ""
         if lead is not None:
             at = {k: m.sel(lead_time=[lead]) for k, m in means.items() if lead in m["lead_time"]}
@@ -170,28 +172,57 @@ def _beside(
     return found
 
 
-def _leads(means: xr.Dataset, wanted: str | None) -> list[Any]:
-    r"""The lead times that are shown, or nothing for all hours together."""
-    from ..errors import DataError
+def _hours(wanted: str | None) -> list[float] | None:
+    r"""The lead times that are asked for."""
+    if wanted is None:
+        return None
+    try:
+        hours = [float(word) for word in words(wanted)]
+    except ValueError:
+        hours = []
+    if not hours:
+        raise typer.BadParameter(
+            f"found {wanted!r}, expected hours such as 6,24,72", param_hint="--leads"
+        )
+    return hours
 
-    if "lead_time" not in means.dims:
-        if wanted is not None:
+
+def _forecasts(runs: list[xr.Dataset], hours: list[float] | None) -> None:
+    r"""Raises where lead times are asked for that no run has, before all are scored."""
+    from ..errors import DataError
+    from ..evaluation.forecasts import HOUR, issued
+
+    if hours is None:
+        return
+    known: set[float] = set()
+    for run in runs:
+        start = issued(run)
+        if start is None:
             raise DataError(
                 "--leads is for forecasts; the ensemble does not say when it was issued"
             )
+        known |= {float(h) for h in (run["time"].values.ravel() - start) / HOUR}
+    lost = [hour for hour in hours if hour not in known]
+    if lost:
+        ends = f"{min(known):g} to {max(known):g} h"
+        raise DataError(f"no forecast has lead time {lost[0]:g} h; they have {ends}")
+
+
+def _leads(means: xr.Dataset, wanted: list[float] | None) -> list[Any]:
+    r"""The lead times that are shown, or nothing for all hours together."""
+    if "lead_time" not in means.dims:
         return [None]
     known = means["lead_time"].values.tolist()
     if wanted is None:
         return [hour for hour in known if hour in LEADS or hour == known[-1]]
-    try:
-        hours = [float(word) for word in words(wanted)]
-    except ValueError:
-        raise DataError(f"found --leads {wanted}, expected hours such as 6,24,72") from None
-    lost = [hour for hour in hours if hour not in known]
+    lost = [hour for hour in wanted if hour not in known]
     if lost:
-        ends = f"{known[0]:g} to {known[-1]:g} h"
-        raise DataError(f"no forecast has lead time {lost[0]:g} h; they have {ends}")
-    return hours
+        from ..errors import DataError
+
+        raise DataError(
+            f"there is no truth {lost[0]:g} h ahead; there is {known[0]:g} to {known[-1]:g} h ahead"
+        )
+    return wanted
 
 
 def _of_dates(means: xr.Dataset) -> str:

@@ -26,6 +26,7 @@ that are worse by the margin exactly, 6 % are called no worse from 6 blocks, and
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from .scores import metrics, pool, scores_from
 __all__ = ["FEWEST", "LEFT", "alike", "by_chance", "compare", "no_worse"]
 
 LEFT = 3  # independent ones that they count as at least
+SAME = 1e-6  # of weights of the same points, which are added up by parts
 COMPARED = ("skill", "crps", "ratio")
 
 
@@ -86,15 +88,12 @@ def compare(
         raise DataError(f"the two runs have no {what}, regions or channels in common to compare")
     a, b = xr.align(a, b, join="inner")
     dim = "init_time" if "init_time" in keys else "time"
-    # pairs only: a date may lack a lead time, or be undefined, in one of the two
-    both = (
-        ((a["weight"] > 0) & (b["weight"] > 0))
-        .transpose(dim, ...)
-        .drop_vars("start", errors="ignore")
-    )
+    both = _paired(a["weight"], b["weight"]).transpose(dim, ...)
     there = both.values.reshape(both.sizes[dim], -1).any(axis=1)
     if not there.any():
-        raise DataError("the two runs are nowhere defined at the same hours; nothing to compare")
+        raise DataError(
+            "the two runs are nowhere defined at the same points and hours; nothing to compare"
+        )
     a, b = (run.assign(weight=run["weight"].where(both, 0.0)).isel({dim: there}) for run in (a, b))
 
     label = _label(a, b, dim)
@@ -178,6 +177,30 @@ def no_worse(found: xr.Dataset, margin: float = 2.0, score: str = "crps") -> xr.
     least, most = found[f"{score}_least"], found[f"{score}_most"]
     told = xr.where(most < margin / 100, "no worse", "not told")
     return xr.where(least > margin / 100, "worse", told)
+
+
+def _paired(a: xr.DataArray, b: xr.DataArray) -> xr.DataArray:
+    r"""Where both runs are defined, at the same points: a date may lack a lead time in one of the
+    two, or a run may be NaN where the other is not, and then their means are of different places.
+    Such are left out, with a warning."""
+    a, b = (w.drop_vars("start", errors="ignore") for w in (a, b))
+    both = (a > 0) & (b > 0)
+    apart = both & (abs(a - b) > SAME * xr.where(a > b, a, b))
+    if apart.any():
+        at = {
+            dim: int(where[0])
+            for dim, where in zip(apart.dims, apart.values.nonzero(), strict=True)
+        }
+        one, other = float(a.isel(at)), float(b.isel(at))
+        less, more = ("A", "B") if one < other else ("B", "A")
+        lost = 100 * (1 - min(one, other) / max(one, other))
+        warnings.warn(
+            f"{int(apart.sum())} of {int(both.sum())} pairs are not of the same points and are "
+            f"left out: {less} lacks {lost:.2g} % of the area that {more} has "
+            f"{apart['channel'].values[at['channel']]} of; compare runs that have the same points",
+            stacklevel=3,
+        )
+    return both & ~apart
 
 
 def _relative(a: Any, b: Any) -> Any:

@@ -118,7 +118,8 @@ def averages(
 ) -> xr.Dataset:
     r"""Averages the statistics over regions, hour by hour.
 
-    A point takes part where the truth and all members are defined.
+    A point takes part where the truth and all members are defined; where the truth alone is, that
+    is told with a warning.
 
     Arguments:
         estimate: Dimensions `([member], time, [level], latitude, longitude)` in any order, in
@@ -162,12 +163,13 @@ def averages(
     )
 
     places = {channel: k for k, channel in enumerate(channels)}
-    sums = np.zeros((1 + len(STATISTICS), len(weights), estimate.sizes["time"], len(channels)))
+    sums = np.zeros((2 + len(STATISTICS), len(weights), estimate.sizes["time"], len(channels)))
     for part, values in found:
         index = [places[part.name, level] for level in part.levels]
         sums[:, :, part.hours, index] += values
-    weight = sums[-1]
-    means = sums[:-1] / np.where(weight > 0, weight, np.nan)
+    weight = sums[-2]
+    _tell_undefined(weight, sums[-1], channels)
+    means = sums[:-2] / np.where(weight > 0, weight, np.nan)
     dims = ("region", "time", "channel")
     data: dict[str, Any] = {
         name: (dims, value) for name, value in zip(STATISTICS, means, strict=True)
@@ -293,15 +295,15 @@ def blocks_of(estimate: xr.Dataset, name: str, channels: Sequence[tuple[str, int
 
 
 def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: Part) -> list[Any]:
-    r"""The weighted sums of the statistics of a part, with the sum of weights as the last, with
-    shape :math:`(4, R, T, K)`."""
+    r"""The weighted sums of the statistics of a part, and as the last the sums of weights where all
+    are defined and where the truth is, with shape :math:`(5, R, T, K)`."""
     name, box = part.name, part[1:]
     y, x = read_block(truth[name], *box)[0], read_block(estimate[name], *box)
     sigma = None
     if f"{name}_std" in estimate and len(x) == 1:
         sigma = np.broadcast_to(read_block(estimate[f"{name}_std"], *box)[0], y.shape)
     weights = weights[:, part.rows, part.columns]
-    sums = np.zeros((len(STATISTICS) + 1, len(weights), *y.shape[:2]))
+    sums = np.zeros((len(STATISTICS) + 2, len(weights), *y.shape[:2]))
     # what is computed on the way is of an hour, or of some rows of one level where that is large
     hours, levels, height, width = y.shape
     step = levels if len(x) * levels * height * width <= SLAB else 1
@@ -316,7 +318,37 @@ def _work(estimate: xr.Dataset, truth: xr.Dataset, weights: np.ndarray, part: Pa
         for n, statistic in enumerate((*(found[key] for key in STATISTICS), 1.0)):
             value = np.where(undefined, 0.0, statistic).reshape(len(undefined), -1)
             sums[n, :, t, here[1]] += np.einsum("kn,rn->rk", value, area)
+        there = ~np.isnan(y[here]).reshape(len(undefined), -1)
+        sums[-1, :, t, here[1]] += np.einsum("kn,rn->rk", there, area)
     return [(part, sums)]
+
+
+def _tell_undefined(
+    weight: np.ndarray, known: np.ndarray, channels: Sequence[tuple[str, int | None]]
+) -> None:
+    r"""Warns where an estimate is undefined and the truth is not: its scores are of fewer points,
+    which may be the easier ones.
+
+    Arguments:
+        weight: The area that is scored, with shape :math:`(R, T, C)`.
+        known: The area of which there is truth, the same.
+        channels: The channels, as variable and level.
+    """
+    lost = 1 - weight.sum(axis=(0, 1)) / np.maximum(known.sum(axis=(0, 1)), np.finfo(float).tiny)
+    found = [k for k, share in enumerate(lost) if known[..., k].any() and share > 1e-9]
+    if found:
+        worst = max(found, key=lost.__getitem__)
+        name = (
+            Channel(*channels[worst]).name
+            if channels[worst][0] in VARIABLES
+            else channels[worst][0]
+        )
+        more = f" (and some of {len(found) - 1} other channels)" if len(found) > 1 else ""
+        warnings.warn(
+            f"{100 * lost[worst]:.2g} % of {name}{more} is undefined (NaN) in the estimate where "
+            "there is truth: scores are of the rest",
+            stacklevel=3,
+        )
 
 
 def read_block(
