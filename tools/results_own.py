@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import xarray as xr
 from pages import number, table
-from results_cells import change, digits_of
+from results_cells import MARGIN, change, digits_of, verdict
 from results_scores import Results
 
 from appa.evaluation.comparison import compare
 
-__all__ = ["settings", "stages"]
+__all__ = ["converged", "settings", "stages"]
 
 TOLD = (6, 24, 48, 72)  # lead times
+REFERENCE = "v-converged"
 STAGES = {
     "v-without-residual": "the first alone",
     "v-representation-diagonal": "both, without memory in the first",
@@ -52,6 +53,33 @@ def settings(draft: Results, own: Results) -> str:
     for words, ds in found.items():
         rows.append([f"{words}: spread / skill", *_ratios(ds, own, "b"), str(ds.attrs["dates"])])
     return table(["at the model's own setting", *own.shown, "dates"], rows)
+
+
+def converged(results: Results) -> str:
+    r"""Settings against one whose steps and iterations leave next to nothing."""
+    if REFERENCE not in results.parts:
+        return "\nIt has not been drawn.\n\n"
+    known = {results.main: "as it is set"}
+    known |= {product: name for product, name, _, hours in results.about["variations"]
+              if hours == results.first and product != REFERENCE}  # fmt: skip
+    reference, rows = results.runs(REFERENCE), []
+    for product, name in known.items():
+        if product not in results.parts:
+            continue
+        found = compare(reference, results.runs(product))
+        cells = [f"{change(found, c)} {verdict(found, c)}".strip(" ·") for c in results.shown]
+        rows.append([f"{name}: CRPS", *cells, _passes(results, product), str(found.attrs["dates"])])
+        rows.append([f"{name}: spread / skill", *_ratios(found, results, "b"), "", ""])
+    found = compare(reference, reference)
+    rows.append(["converged: spread / skill", *_ratios(found, results, "b"),
+                 _passes(results, REFERENCE), str(found.attrs["dates"])])  # fmt: skip
+    header = [f"against converged, no worse by {MARGIN:g} %?", *results.shown]
+    return table([*header, "denoiser passes", "dates"], rows)
+
+
+def _passes(results: Results, product: str) -> str:
+    costs = [ds.attrs["denoiser"] for ds in results.parts[product].values()]
+    return number(sum(costs) / len(costs), 0)
 
 
 def _ratios(found: xr.Dataset, own: Results, end: str) -> list[str]:

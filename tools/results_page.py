@@ -30,7 +30,7 @@ from results_budget import budget
 from results_cells import MARGIN, SCORES, change, digits_of, heads, span, verdict
 from results_figures import SYSTEMS, calibrated, figures
 from results_files import unpack
-from results_own import settings, stages
+from results_own import converged, settings, stages
 from results_scores import ALL, Results, concat
 from results_structure import balanced, changes, energies
 
@@ -352,6 +352,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "interpolation": interpolation,
     "letkf": letkf,
     "variations": variations,
+    "converged": converged,
 }
 
 

@@ -299,7 +299,7 @@ class Sampling(Section):
     :mod:`appa.diffusion.denoiser`."""
 
     sampler: Literal["multistep", "ddim", "predictor-corrector"] = "multistep"
-    steps: Count = 36
+    steps: Count = 22
     corrections: Number = 2
     correction_size: Positive = 0.1
     mode: Literal["auto", "composed", "sequential"] = "auto"
@@ -310,9 +310,9 @@ class Sampling(Section):
     sweeps: Number = 0
     guidance: Literal["mmps", "sda", "tmpd", "pgdm", "jfps", "diffpir", "dps"] = "mmps"
     solver: Literal["gmres", "cg"] = "gmres"
-    iterations: Count = 20
+    iterations: Count = 10
     early: Count = 2
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.02
     curvature: Number | None = None
     representation: Literal["none", "diagonal", "temporal"] = "temporal"
     residual: Flag = True

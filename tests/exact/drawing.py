@@ -34,6 +34,7 @@ __all__ = [
     "default_guidance",
     "default_sampler",
     "draw",
+    "many_steps",
     "plan",
     "sequential_draws",
 ]
@@ -97,6 +98,11 @@ def default_sampler() -> Sampler:
     return Sampler(s.sampler, s.steps, corrections=s.corrections, delta=s.correction_size)
 
 
+def many_steps() -> Sampler:
+    r"""So many steps that next to all errors are those of what is drawn, not of drawing it."""
+    return Sampler("multistep", 36)
+
+
 def default_guidance() -> Guidance:
     r"""The guidance of a configuration that says nothing."""
     s = Sampling()
@@ -132,7 +138,7 @@ def draw(
     z = integrate(
         trajectory.mean,
         (hours, *denoiser.latent_shape),
-        sampler or default_sampler(),
+        sampler or many_steps(),
         denoiser.schedule,
         Given(noise),  # type: ignore[arg-type]
         torch.zeros((), dtype=torch.float64),
@@ -150,7 +156,7 @@ def composed_draws(
 ) -> Draws:
     r"""Draws of a case, its windows guided each by its own observations; a trajectory shorter
     than a window is padded with hours that nobody looks at."""
-    sampler = sampler or default_sampler()
+    sampler = sampler or many_steps()
     dims, hours = case.process.dims, max(window, case.hours)
     denoiser = GaussianDenoiser(case.process, window)
     denoiser.understated = understated
@@ -179,7 +185,7 @@ def sequential_draws(
     r"""Draws of a case window after window: a map of all windows' first noises."""
     denoiser = GaussianDenoiser(case.process, window)
     count = len(schedule(case.hours, window, 0, past, lag, None, sweeps))
-    first = float((sampler or default_sampler()).levels(denoiser.schedule)[0])
+    first = float((sampler or many_steps()).levels(denoiser.schedule)[0])
 
     def observe(start: int, hours: Sequence[int]) -> LinearLikelihood | None:
         chosen = case.network.only([start + i for i in hours])
@@ -192,7 +198,7 @@ def sequential_draws(
             dates(case.hours),
             range(len(noises)),
             guidance=guidance or converged(),
-            sampler=sampler or default_sampler(),
+            sampler=sampler or many_steps(),
             observe=observe,
             noise=noise,
             past=past,

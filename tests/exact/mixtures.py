@@ -12,7 +12,7 @@ import torch
 from appa.diffusion.guidance import Guidance
 from appa.diffusion.sampling import Sampler
 
-from .drawing import converged, default_sampler, draw
+from .drawing import converged, draw, many_steps
 from .priors import GaussianDenoiser, MixtureDenoiser, NonlinearLikelihood
 from .processes import ar1
 
@@ -57,7 +57,7 @@ class Mixture:
         dims = self.means.shape[1]
         denoiser = MixtureDenoiser(self.weights, self.means, self.stds)
         likelihood = NonlinearLikelihood(self.function, self.y, self.error)
-        s = sampler or default_sampler()
+        s = sampler or many_steps()
         noises = 1 + (s.steps * s.corrections if "corrector" in s.name else 0)
         noise = np.random.default_rng(0).standard_normal((count, noises * dims))
         return draw(denoiser, [likelihood], noise, 1, 1, s, guidance or converged())

@@ -27,6 +27,7 @@ from .drawing import (
     default_guidance,
     default_sampler,
     draw,
+    many_steps,
     plan,
     sequential_draws,
 )
@@ -127,7 +128,8 @@ def samplers() -> Table:
     for name, sampler in {
         "`multistep`, the default": d,
         "`multistep`": Sampler("multistep", 16),
-        "`multistep` ": Sampler("multistep", 64),
+        "`multistep` ": Sampler("multistep", 36),
+        "`multistep`  ": Sampler("multistep", 64),
         "`ddim`": Sampler("ddim", 32),
         "`ddim` ": Sampler("ddim", 256),
         "`predictor-corrector`, the paper's": Sampler("predictor-corrector", 32),
@@ -176,7 +178,7 @@ def solvers(chosen: Sequence[int] | None = None, cases: Sequence[str] = tuple(PA
             d = composed_draws(x, guidance=g)
             got = paired(d.sample, near.sample, d.size, DRAWS, known)
             e = compare(got, x.posterior, x.network.seen)
-            products = g.products / default_sampler().evaluations
+            products = g.products / many_steps().evaluations
             row += [f"{products:.1f}", f"{e.mean:.2f}", percent(e.seen, True)]
         rows.append(row)
     header = ["solver", "iterations", "tolerance"]
@@ -188,8 +190,8 @@ def solvers(chosen: Sequence[int] | None = None, cases: Sequence[str] = tuple(PA
 SETTINGS: dict[str, dict[str, Any]] = {
     "`draft`": NAMED["draft"],
     "`draft`, 4 iterations everywhere": NAMED["draft"] | {"iterations": 4, "early": 4},
-    "24 steps, 8 iterations": {"steps": 24, "iterations": 8, "tolerance": 0.02},
     "the default": {},
+    "36 steps, 20 iterations": {"steps": 36, "iterations": 20, "tolerance": 0.01},
     "the default, as many early": {"early": Sampling().iterations},
 }
 
@@ -328,9 +330,9 @@ def windows(choices: Sequence[tuple[int, int]] = WINDOWS) -> Table:
 
 def mixtures(labels: Sequence[str] | None = None) -> Table:
     r"""Weights of modes, in points, the worst of each mixture; some of the rows, or all."""
-    s = default_sampler()
+    s = many_steps()
     settings: dict[str, tuple[Sampler, Guidance]] = {
-        "`mmps`, the default": (s, converged()),
+        "`mmps`": (s, converged()),
         "`mmps`, `curvature: 0`": (s, converged(probes=0)),
         "`mmps`, the paper's `predictor-corrector`": (
             Sampler("predictor-corrector", 32),

@@ -14,7 +14,7 @@ import pytest
 from appa.diffusion.sequential import draw_sequential, schedule
 
 from .affine import compare, moments
-from .drawing import Starts, converged, default_sampler
+from .drawing import Starts, converged, many_steps
 from .posteriors import Gaussian, condition
 from .priors import GaussianDenoiser, LinearLikelihood, dates
 from .processes import ar1
@@ -32,7 +32,7 @@ def draws(process, R: np.ndarray, y: np.ndarray, all_hours: bool):
     all."""
     denoiser = GaussianDenoiser(process, WINDOW)
     count = len(schedule(HOURS, WINDOW, 0, PAST, LAG, None, 0))
-    sampler = default_sampler()
+    sampler = many_steps()
     first = float(sampler.levels(denoiser.schedule)[0])
 
     def observe(start: int, free: Iterable[int]) -> LinearLikelihood:

@@ -30,8 +30,9 @@ def test_ddim_converges_at_first_order():
 
 
 def test_multistep_converges_at_third_order():
-    r"""Of a number of standard deviation one, where the last noise level plays no part."""
-    got = [variances(Sampler("multistep", n))[-1] for n in (32, 64)]
+    r"""Of a number of standard deviation one, where the last noise level plays no part: of the
+    third order in general, of the fourth on this symmetric flow."""
+    got = [variances(Sampler("multistep", n))[-1] for n in (100, 200)]
     assert 8 < got[0] / got[1] < 32
 
 
@@ -42,12 +43,13 @@ def dense():
     return x, near, near.moments()
 
 
-def test_default_solver(dense):
+def test_default_setting(dense):
+    r"""Sampler and solver together: 10 iterations leave more than steps do."""
     x, near, known = dense
-    draws = composed_draws(x, guidance=default_guidance())
+    draws = composed_draws(x, sampler=default_sampler(), guidance=default_guidance())
     errors = compare(paired(draws.sample, near.sample, near.size, 128, known), x.posterior)
-    assert errors.mean < 0.02
-    assert errors.cov < 0.02
+    assert errors.mean < 0.03
+    assert errors.cov < 0.04
 
 
 def test_errors_fall_with_iterations(dense):

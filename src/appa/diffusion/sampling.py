@@ -4,12 +4,15 @@ It goes from :math:`z_T \sim \mathcal{N}(0, (1 + \sigma_\max^2) I)` down a grid 
 :math:`\sigma_\min`. Sampler and grid belong together:
 
 * `multistep`, a third-order exponential multi-step method on an even grid of
-  :math:`\log \sigma` (the step of :class:`azula.sample.xEABSampler`): the probability flow, one
-  evaluation a step, no noise but the first. Its last step, half way to the mean, removes the noise
-  that is left: :math:`\sqrt{C} = \sqrt{C + \sigma^2} \, (1 + C / (C + \sigma^2)) / 2` up to
-  :math:`\sigma^4 / 8 C^2`. On Gaussian posteriors variances are within 2 % of exact with 36 steps.
-  (To begin below :math:`\sigma_\max` saves none: the largest variance of a window's latents along
-  any direction must be small beside :math:`\sigma_\max^2`, and weather is correlated.)
+  :math:`\log \sigma`: the probability flow, one evaluation a step, no noise but the first. A step
+  is predicted as by :class:`azula.sample.xEABSampler`, with the means of the last three levels, and
+  taken again once the mean where it led to is known, with that and the last two (Adams and
+  Moulton's, as UniPC does): which costs nothing, and makes of 24 steps what 36 were. Its last step,
+  half way to the mean, removes the noise that is left: :math:`\sqrt{C} = \sqrt{C + \sigma^2} \, (1
+  + C / (C + \sigma^2)) / 2` up to :math:`\sigma^4 / 8 C^2`. On Gaussian posteriors variances are
+  within 2 % of exact with 22 steps. (To begin below :math:`\sigma_\max` saves none: the largest
+  variance of a window's latents along any direction must be small beside :math:`\sigma_\max^2`,
+  and weather is correlated.)
 * `ddim`, its first order.
 * `predictor-corrector`, the paper's: steps of the first order along the rectified schedule, each
   after corrections :math:`z_t \gets \hat{z} + \sqrt{1 - \delta} \, (z_t - \hat{z}) + \sqrt{\delta}
@@ -29,7 +32,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from azula.sample import xEABSampler
 from torch import Tensor
 
 from ..data.clock import as_datetime64
@@ -134,6 +136,36 @@ class Keeper(Protocol):
         ...
 
 
+def _step(z: Tensor, sigma: Tensor, i: int, history: Sequence[Tensor], newest: int) -> Tensor:
+    r"""A step of :math:`dz / d \log \sigma = z - \hat{z}` from level :math:`i` to the next, with a
+    polynomial in :math:`\log \sigma` through means :math:`\hat{z}`.
+
+    Arguments:
+        z: Where it begins.
+        sigma: The levels, in double precision.
+        i: The level it begins at.
+        history: Means of levels in a row.
+        newest: The level of the last of them: :math:`i` predicts, :math:`i + 1` corrects.
+    """
+    u = sigma.log()
+    nodes = u[newest + 1 - len(history) : newest + 1] - u[i + 1]
+    weights = _integrals(len(history), float(u[i] - u[i + 1]))
+    weights = torch.linalg.solve(nodes ** torch.arange(len(history))[:, None], weights)
+    z = float(sigma[i + 1] / sigma[i]) * z
+    for weight, z_hat in zip(weights.tolist(), history, strict=True):
+        z = z - weight * z_hat
+    return z
+
+
+def _integrals(count: int, start: float) -> Tensor:
+    r"""The integrals of :math:`e^{-s} s^k` from `start` to 0, :math:`k < ` `count`: by parts,
+    :math:`I_k = h^k e^{-h} + k I_{k-1}` with :math:`I_0 = e^{-h} - 1`."""
+    found = [math.exp(-start) - 1]
+    for k in range(1, count):
+        found.append(start**k * math.exp(-start) + k * found[-1])
+    return torch.tensor(found, dtype=torch.float64)
+
+
 @torch.no_grad()
 def integrate(
     mean: Callable[[Tensor, Tensor], Tensor],
@@ -165,10 +197,12 @@ def integrate(
     """
     sigma = sampler.levels(schedule)
     history: list[Tensor] = []
+    last: Tensor | None = None  # where the last step began
     z, first = noise(shape).to(like) * torch.sqrt(1 + sigma[0] ** 2).to(like), 0
     kept = keeper.load(name) if keeper else None
     if kept is not None:
         z, first = kept.pop("z").to(like), int(kept.pop("step"))
+        last = kept.pop("last").to(like) if "last" in kept else None
         history = [kept[key].to(like) for key in sorted(kept)]
 
     for i in range(sampler.steps):
@@ -182,17 +216,15 @@ def integrate(
                     z = z + sampler.delta**0.5 * level * fresh
             order = sampler.order if sampler.name == "multistep" else 1
             history = [*history, mean(z, level)][-order:]
+            if last is not None and order > 1:
+                z = _step(last, sigma, i - 1, history, i)
             if i + 1 == len(sigma):
                 z = (z + history[-1]) / 2
             else:
-                weights = sigma[i + 1] * xEABSampler._exponential_adams_bashforth(
-                    sigma.log(), i=i, n=order
-                )
-                z = (sigma[i + 1] / sigma[i]).to(like) * z
-                for weight, z_hat in zip(weights.tolist(), history, strict=True):
-                    z = z - weight * z_hat
+                last, z = z, _step(z, sigma, i, history, i)
             if keeper is not None:
                 past = {f"history{k}": z_hat for k, z_hat in enumerate(history)}
+                past |= {} if last is None else {"last": last}
                 keeper.save(name, {"z": z, **past}, i + 1)
         advance()
     return z
