@@ -322,6 +322,40 @@ def test_changes_across_joints_are_ratios_of_roots(tools):
     assert row == f"| 72 h: change across joints | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
 
 
+def test_against_a_converged_setting(tools):
+    r"""Of eight dates a setting that is 1 % worse is no worse by 2 %, one that is 5 % worse is."""
+    rng, dims = np.random.default_rng(0), ("region", "time", "channel")
+    hard = rng.uniform(0.9, 1.1, 8)
+    time = pd.date_range("2021-01-01", periods=8, freq="30D")
+    about = {"variable": "all", "level": np.nan, "units": "1"}
+    coords = {"region": ["global"], "time": time, "channel": ["all"]}
+    coords |= {name: ("channel", [value]) for name, value in about.items()}
+
+    def run(factor: float) -> xr.Dataset:
+        crps = (factor * hard * rng.uniform(0.999, 1.001, 8))[None, :, None]
+        data = {name: (dims, crps**2) for name in ("squared_error", "variance")}
+        data |= {"crps": (dims, crps)}
+        data |= {name: (dims, np.ones_like(crps)) for name in ("weight", "share")}
+        return xr.Dataset(data, coords, {"members": 4, "denoiser": 100 * factor})
+
+    runs = {"reanalysis-24": run(1.05), "v-default": run(1.01), "v-converged": run(1.0)}
+    results = SimpleNamespace(
+        main="reanalysis-24",
+        first=24,
+        shown=["all"],
+        parts={name: {0: ds} for name, ds in runs.items()},
+        about={"variations": [[f"v-{n}", n, "setting", 24] for n in ("default", "converged")]},
+        runs=runs.__getitem__,
+    )
+    _, _, *rows = tools("results_own").converged(results).splitlines()
+    ratio = np.sqrt(5 / 4)
+    assert re.fullmatch(r"\| as it is set: CRPS \| \*\*5\.0 % .*\*\* worse \| 105 \| 8 \|", rows[0])
+    assert re.fullmatch(r"\| default: CRPS \| \*\*1\.0 % .*\*\* no worse \| 101 \| 8 \|", rows[2])
+    assert rows[3].startswith(f"| default: spread / skill | {ratio:.2f} |")
+    assert rows[4] == f"| converged: spread / skill | {ratio:.2f} | 100 | 8 |"
+    assert len(rows) == 5
+
+
 def test_budget_table(tools, tmp_path):
     r"""What is real is in bold, in percent of the reference's; of the decoder, skill is told."""
     rows = [("reference", "skill", 2.0, None, None), ("reference", "crps", 1.0, None, None)]
