@@ -80,7 +80,8 @@ def test_lead_times_and_points_that_are_missing(truth):
     half = xr.DataArray(GRID.latitude > 0, dims="latitude")
     runs[2] = (truth + 10 * departures).where(half).transpose("member", *DIMS)
     runs[2] = runs[2].astype("float32").assign_attrs(task="forecast")
-    skill = evaluate(runs, truth)["skill"].isel(region=0, channel=0)
+    with pytest.warns(UserWarning, match="50 % of t500, and 1 more, is undefined"):
+        skill = evaluate(runs, truth)["skill"].isel(region=0, channel=0)
     tau, share = np.arange(1, 5), np.array([2, 2, 1, 2])
     np.testing.assert_allclose(skill, tau * np.sqrt((share + 50) / (share + 0.5)), rtol=1e-4)
 

@@ -343,7 +343,7 @@ def _tell_undefined(
             if channels[worst][0] in VARIABLES
             else channels[worst][0]
         )
-        more = f" (and some of {len(found) - 1} other channels)" if len(found) > 1 else ""
+        more = f", and {len(found) - 1} more," if len(found) > 1 else ""
         warnings.warn(
             f"{100 * lost[worst]:.2g} % of {name}{more} is undefined (NaN) in the estimate where "
             "there is truth: scores are of the rest",
