@@ -320,6 +320,7 @@ def key_of(worker: Worker) -> dict[str, Any]:
         "members": plan.members,
         "seed": plan.seed,
         "settings": worker.settings.model_dump(),
+        "default": worker.model.config.sampling.model_dump(),  # of the variation of that name
         "windows": sorted(plan.windows),
         "leads": list(plan.leads),
         "source": plan.source,

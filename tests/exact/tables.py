@@ -105,11 +105,11 @@ def understated(cases: Sequence[str] = tuple(WINDOW), share: float = 0.25) -> Ta
     return Table(["case", *COLUMNS], rows)
 
 
-STDS = (0.01, 0.03, 0.1, 1.0)
+STDS = (0.004, 0.01, 0.03, 0.1, 1.0)
 
 
 def variances(sampler: Sampler) -> np.ndarray:
-    r"""The variance, relative to the exact, of numbers of standard deviation 0.01, 0.03, 0.1 and 1.
+    r"""The variance, relative to the exact, of numbers of each of these deviations.
 
     Any well-observed direction is one of these. Corrections are linear in their noise too, so one
     member a noise says all.

@@ -13,18 +13,21 @@ from .tables import variances
 
 
 def test_default_sampler_keeps_variances():
-    r"""Of directions known to 0.01 up to 1, within 2 %."""
-    assert np.abs(variances(default_sampler())).max() < 0.02
+    r"""Of directions known to 0.01 up to 1, within 2 %; to 0.004, the best known of the exact
+    cases, within 5 %."""
+    got = np.abs(variances(default_sampler()))
+    assert got[0] < 0.05
+    assert got[1:].max() < 0.02
 
 
 def test_paper_sampler_loses_variance():
     r"""As measured elsewhere: 85 % at a standard deviation of 0.01, 54 % at 0.03."""
     got = variances(Sampler("predictor-corrector", 32, corrections=2, delta=0.1))
-    np.testing.assert_allclose(got[:2], [-0.85, -0.54], atol=0.04)
+    np.testing.assert_allclose(got[1:3], [-0.85, -0.54], atol=0.04)
 
 
 def test_ddim_converges_at_first_order():
-    got = [variances(Sampler("ddim", n))[2:] for n in (128, 256)]
+    got = [variances(Sampler("ddim", n))[3:] for n in (128, 256)]
     assert np.all(got[0] / got[1] > 1.8)
     assert np.all(got[0] / got[1] < 2.2)
 

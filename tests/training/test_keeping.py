@@ -3,12 +3,15 @@ r"""A training does not destroy what its folder holds: a denoiser, later setting
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import xarray as xr
 
 import appa
@@ -142,6 +145,26 @@ def test_damaged_weights_are_written_again(store, run, network):
     with pytest.warns(UserWarning, match=r"cut short.*the checkpoint has them: written again"):
         again()
     assert (made_by(file), digest(read_weights(file))) == before
+
+
+def test_weights_from_elsewhere_are_kept_aside(store, tmp_path):
+    r"""Put there after the last checkpoint, they are not lost when its weights come back; those of
+    the checkpoint before, where a run was killed in between, are older and are replaced."""
+    run = tmp_path / "run"
+    autoencoder(store, run, steps=STEPS)
+    file, aside = run / "autoencoder.safetensors", run / "autoencoder.replaced.safetensors"
+    own = read_weights(file)
+    (folder,) = (run / "training" / "autoencoder" / "checkpoints").glob("step-*")
+    for later in (False, True):
+        write_weights(file, {k: 2 * x for k, x in own.items()})
+        when = folder.stat().st_mtime + (60 if later else -60)
+        os.utime(file, (when, when))
+        with pytest.warns(UserWarning, match="not of it") if later else nullcontext():
+            autoencoder(store, run, steps=STEPS)
+        assert digest(read_weights(file)) == digest(own)
+        assert aside.exists() == later
+    theirs = read_weights(aside)
+    assert all(torch.equal(theirs[k], 2 * x) for k, x in own.items())
 
 
 # The configuration

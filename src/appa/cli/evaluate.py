@@ -326,7 +326,7 @@ def _differences(
         told = f"{blocks} {one} of dates" if several else f"{blocks} dates"
     told += alike(found.sel(channel=known))
     if not found["enough"].sel(channel=known).any():
-        needed = FEWEST if blocks < FEWEST else LEFT
+        needed = FEWEST if found["filled"].sel(channel=known).max() < FEWEST else LEFT
         typer.echo(f"{told}: {needed} or more are needed to say that a difference is real, "
                    "or B no worse")  # fmt: skip
     else:

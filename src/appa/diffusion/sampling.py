@@ -10,7 +10,8 @@ It goes from :math:`z_T \sim \mathcal{N}(0, (1 + \sigma_\max^2) I)` down a grid 
   Moulton's, as UniPC does): which costs nothing, and makes of 24 steps what 36 were. Its last step,
   half way to the mean, removes the noise that is left: :math:`\sqrt{C} = \sqrt{C + \sigma^2} \, (1
   + C / (C + \sigma^2)) / 2` up to :math:`\sigma^4 / 8 C^2`. On Gaussian posteriors variances are
-  within 2 % of exact with 22 steps. (To begin below :math:`\sigma_\max` saves none: the largest
+  within 2 % of exact with 22 steps where a direction is known to 0.01 or less well, and within 5 %
+  where it is known better. (To begin below :math:`\sigma_\max` saves none: the largest
   variance of a window's latents along any direction must be small beside :math:`\sigma_\max^2`,
   and weather is correlated.)
 * `ddim`, its first order.
@@ -216,12 +217,12 @@ def integrate(
                     z = z + sampler.delta**0.5 * level * fresh
             order = sampler.order if sampler.name == "multistep" else 1
             history = [*history, mean(z, level)][-order:]
-            if last is not None and order > 1:
+            if last is not None:
                 z = _step(last, sigma, i - 1, history, i)
             if i + 1 == len(sigma):
                 z = (z + history[-1]) / 2
             else:
-                last, z = z, _step(z, sigma, i, history, i)
+                last, z = (z if order > 1 else None), _step(z, sigma, i, history, i)
             if keeper is not None:
                 past = {f"history{k}": z_hat for k, z_hat in enumerate(history)}
                 past |= {} if last is None else {"last": last}

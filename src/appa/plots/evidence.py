@@ -146,7 +146,7 @@ def calibration(evidence: Evidence) -> Section:
 
 def rank_table(found: xr.Dataset, region: str, channels: list[str]) -> Html:
     heads = ["channel", "what", "bias", "p, bias", "dispersion", "p, dispersion", "p, ranks"]
-    heads += ["independent ranks", "blocks"]
+    heads += ["independent ranks", "blocks", "count as"]
     heads += [f"{100 * p:.0f} % covers, %" for p in found["interval"].values]
     rows = []
     for channel in channels:
@@ -155,6 +155,7 @@ def rank_table(found: xr.Dataset, region: str, channels: list[str]) -> Html:
         row += [number(at["p_bias"], digits=3), number(at["dispersion"], digits=2)]
         row += [number(at[key], digits=3) for key in ("p_dispersion", "p")]
         row += [number(at["effective"]), number(at["blocks"], digits=0)]
+        row += [number(at["independent"], digits=0)]
         rows.append([*row, *(number(c, 100, 1) for c in at["coverage"].values)])
     should = ", ".join(f"{100 * p:.1f}" for p in found["coverage_expected"].values)
     caption = f"Tests of uniform ranks, {region}; intervals should cover {should} %"

@@ -226,7 +226,7 @@ def difference_table(
     told += "whole runs, by their first day" if found.attrs["runs"] > 1 else f"{24 * days} hours"
     caption = f"{run} less {name}, {region}, from {told}{alike(found)}"
     if not found["enough"].any():
-        needed = FEWEST if blocks < FEWEST else LEFT
+        needed = FEWEST if found["filled"].max() < FEWEST else LEFT
         caption += f": too few to say that a difference is real, it takes {needed}"
     return table(heads, rows, caption, text=3, marks=marks)
 

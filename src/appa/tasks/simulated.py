@@ -232,10 +232,9 @@ def simulation_based_calibration(
     from ..evaluation.simulation import projections, simulated_calibration, simulated_ranks
 
     settings = settings or Settings.of(model.config)
-    if truths is None:
-        truths = Settings.of(
-            model.config, sampler="multistep", steps=128, mode="auto", lag=0, background="none"
-        )
+    if truths is None:  # as they are, whatever the settings that are tested
+        fine = {"sampler": "multistep", "steps": 128, "iterations": 20, "tolerance": 0.01}
+        truths = Settings.of(model.config, mode="auto", lag=0, background="none", **fine)
     if members < 2:
         raise DataError(f"a rank is one among members: found {members}, expected 2 or more")
     if not len(dates):

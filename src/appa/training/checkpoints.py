@@ -91,6 +91,10 @@ class Checkpoints:
         r"""The steps there are checkpoints of, in order, whole or damaged."""
         return sorted({step for step, _, _ in self._found()})
 
+    def written(self, step: int) -> float:
+        r"""When the newest checkpoint of a step was written, as :func:`time.time` counts."""
+        return max(path.stat().st_mtime for found, _, path in self._found() if found == step)
+
     def save(self, step: int, state: dict[str, Any]) -> Path:
         r"""Writes the state after a number of steps, then removes older checkpoints.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -57,8 +58,8 @@ class Trainer(Updates):
             batches = task.validation(self.ranks, self.micro, options.validation)
             if batches is None:
                 self.tell("the store has no hours of the validation split: nothing is validated")
+            _ = self.feed  # what its data lack is found before the folder changes
             with self._logs() as logs:
-                _ = self.feed  # what its data lack is found before the folder changes
                 self._prepare()
                 stopped = self._train(batches, logs)
         count, seconds = self.done * self.settings.batch_size, max(self.seconds, 1e-9)
@@ -241,8 +242,24 @@ class Trainer(Updates):
         there, then = held(self.folder / self.task.file), digest(tensors)
         if self.task.name == "autoencoder":
             keep_apart(self.folder, there and there[1], then, step < self.settings.steps)
-        if there != (self.task.made_by, then):
-            self._export(tensors)
+        if there == (self.task.made_by, then):
+            return
+        if there is not None and there[1] != then and self._from_elsewhere(step):
+            file = self.folder / self.task.file
+            aside = file.with_name(f"{file.stem}.replaced{file.suffix}")
+            file.replace(aside)
+            warnings.warn(
+                f"{file} is later than its checkpoint of step {step}, and not of it: it is "
+                f"{aside.name} now, and the checkpoint's weights are in its place",
+                stacklevel=2,
+            )
+        self._export(tensors)
+
+    def _from_elsewhere(self, step: int) -> bool:
+        r"""Whether weights that are not a checkpoint's were written after it: those of the
+        checkpoint before it, where it was killed in between, are older."""
+        file = self.folder / self.task.file
+        return file.stat().st_mtime > self.checkpoints.written(step)
 
     def resume(self) -> bool:
         r"""Goes on from the last checkpoint, if there is one."""
@@ -252,6 +269,7 @@ class Trainer(Updates):
             return False
         step, state = found
         self._compare(step, state)
+        self.task.made_by = self.task.made_by or state.get("made_by")  # latents may not tell
         self.ranks.first(lambda: self._mend(step, state))
         load(self.network.state_dict(), state["model"])
         if self.ema is not None:
