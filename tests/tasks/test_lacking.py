@@ -148,7 +148,7 @@ def test_either_stage_may_be_off(knowing):
 def test_analyses_fit_their_stations(knowing, mode):
     r"""Decoded latents miss them by what the decoder lacks; with it, by their errors."""
     table = stations(7, error=0.05)
-    options = {"members": 4, "steps": 12, "iterations": 60, "mode": mode, "seed": 1}
+    options = {"members": 4, "steps": 16, "iterations": 60, "mode": mode, "seed": 1}
     misfits = []
     for residual in (True, False):
         a = knowing.reanalysis(table, START, 7, residual=residual, **options)
@@ -158,8 +158,9 @@ def test_analyses_fit_their_stations(knowing, mode):
         x = knowing.standardizer.to_tensor(a.drop_vars("latents"))  # type: ignore[union-attr]
         parts = [op.departure(x[:, k]) for k, op in enumerate(operators) if op is not None]
         misfits.append(float(torch.cat(parts, dim=1).square().mean().sqrt()))
-    # perturbed observations are 1 apart; of departures of twenty and more, a twentieth may be left
-    assert misfits[0] < 2 < 20 < misfits[1]
+    # perturbed observations are 1 apart, give or take what seven hours of four members tell; of
+    # departures of twenty and more, little may be left
+    assert misfits[0] < 1.5 < 20 < misfits[1]
 
 
 @pytest.mark.usefixtures("registered")
