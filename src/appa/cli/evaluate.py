@@ -101,7 +101,7 @@ def evaluate(
     hours = _hours(leads)
     given = {name: open_runs(path) for name, path in zip("AB", runs, strict=False)}
     _alike(given)
-    _forecasts(given["A"], hours)
+    _have_leads(given["A"], hours)
     given |= _beside(given["A"], truth, climatology, persistence)
     with told():
         means = {name: run_averages(part, truth, **chosen) for name, part in given.items()}
@@ -187,7 +187,7 @@ def _hours(wanted: str | None) -> list[float] | None:
     return hours
 
 
-def _forecasts(runs: list[xr.Dataset], hours: list[float] | None) -> None:
+def _have_leads(runs: list[xr.Dataset], hours: list[float] | None) -> None:
     r"""Raises where lead times are asked for that no run has, before all are scored."""
     from ..errors import DataError
     from ..evaluation.forecasts import HOUR, issued

@@ -139,7 +139,8 @@ class Keeper(Protocol):
 
 def _step(z: Tensor, sigma: Tensor, i: int, history: Sequence[Tensor], newest: int) -> Tensor:
     r"""A step of :math:`dz / d \log \sigma = z - \hat{z}` from level :math:`i` to the next, with a
-    polynomial in :math:`\log \sigma` through means :math:`\hat{z}`.
+    polynomial in :math:`\log \sigma` through means :math:`\hat{z}`. Written here since azula's
+    coefficients are those of predictions alone.
 
     Arguments:
         z: Where it begins.

@@ -338,15 +338,10 @@ def _tell_undefined(
     found = [k for k, share in enumerate(lost) if known[..., k].any() and share > 1e-9]
     if found:
         worst = max(found, key=lost.__getitem__)
-        name = (
-            Channel(*channels[worst]).name
-            if channels[worst][0] in VARIABLES
-            else channels[worst][0]
-        )
         more = f", and {len(found) - 1} more," if len(found) > 1 else ""
         warnings.warn(
-            f"{100 * lost[worst]:.2g} % of {name}{more} is undefined (NaN) in the estimate where "
-            "there is truth: scores are of the rest",
+            f"{100 * lost[worst]:.2g} % of {short_name(*channels[worst])}{more} is undefined (NaN) "
+            "in the estimate where there is truth: scores are of the rest",
             stacklevel=3,
         )
 
