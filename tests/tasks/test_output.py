@@ -307,6 +307,30 @@ def test_killed_it_goes_on(model, tmp_path):
         assert ds.attrs["solver_residual"] == 0.25
 
 
+def test_what_lets_it_go_on(model, tmp_path, monkeypatch):
+    r"""Defaults that a model has come to have since change nothing, since settings are told; its
+    schedule would, and so may another version, which is named."""
+    path, settings = tmp_path / "analysis.zarr", {"steps": 4}
+
+    def begin(config):
+        attrs = provenance(model, "reanalysis", settings=settings)
+        attrs["configuration"] = config.to_yaml()
+        with EnsembleWriter(path, model, TIMES, M, attrs=attrs) as writer:
+            writer.write([0], slice(0, 1), draws(model)[:1, :1])
+
+    config = model.config
+    begin(config)
+    begin(config.model_copy(update={"sampling": config.sampling.model_copy(update={"steps": 7})}))
+    schedule = config.schedule.model_copy(update={"sigma_max": 700.0})
+    with pytest.raises(
+        StoreError, match=r"schedule.sigma_max was '1000.0', is '700.0'\. It is kept"
+    ):
+        begin(config.model_copy(update={"schedule": schedule}))
+    monkeypatch.setattr("appa.tasks.ensembles.__version__", "9.9")
+    with pytest.raises(StoreError, match=r"version was '[0-9.]+', is '9.9'"):
+        begin(config)
+
+
 def test_nothing_is_overwritten(model, tmp_path):
     path = written(tmp_path / "analysis.zarr", model, draws(model))
     with pytest.raises(StoreError, match="exists already"):

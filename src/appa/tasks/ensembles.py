@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from .. import __version__
@@ -32,7 +33,15 @@ from .model import Model
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Ensemble", "Residual", "differing", "model_digest", "provenance", "to_dataset"]
+__all__ = [
+    "Ensemble",
+    "Residual",
+    "determining",
+    "differing",
+    "model_digest",
+    "provenance",
+    "to_dataset",
+]
 
 MEMBER = {"long_name": "ensemble member", "standard_name": "realization", "units": "1"}
 LATENTS = {"long_name": "standardized latent state", "units": "1"}
@@ -92,6 +101,21 @@ def provenance(
         plain = settings.model_dump() if hasattr(settings, "model_dump") else dict(settings)
         attrs["settings"] = json.dumps(plain)
     return attrs | more
+
+
+def determining(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    r"""What of attributes of :func:`provenance` determines an ensemble's numbers.
+
+    A run goes on where that is the same. A configuration's defaults of draws and of training are
+    not part of it, since settings say what was chosen; the version is, which may draw otherwise.
+    """
+    kept = {key: value for key, value in attrs.items() if key not in ("model", "source")}
+    if "configuration" in kept:
+        sections = yaml.load(kept["configuration"], yaml.BaseLoader)  # dates are text, too
+        kept["configuration"] = {
+            key: value for key, value in sections.items() if key not in ("sampling", "training")
+        }
+    return kept | {"version": __version__}
 
 
 def differing(ds: xr.Dataset, attrs: Mapping[str, Any]) -> list[str]:

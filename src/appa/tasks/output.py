@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import StoreError, UnfinishedStoreError
 from ..locks import hold
-from .ensembles import Ensemble, model_digest, provenance, to_dataset
+from .ensembles import Ensemble, determining, model_digest, provenance, to_dataset
 from .fields import NONNEGATIVE
 from .model import Model
 from .resuming import begun_otherwise, differences
@@ -78,7 +78,7 @@ class EnsembleWriter(Ensemble):
 
     def _begin(self) -> None:
         signature = {
-            "attributes": {k: v for k, v in self.attrs.items() if k not in ("model", "source")},
+            "attributes": determining(self.attrs),
             "variables": {name: list(shape) for name, (_, shape, _) in self.shapes().items()},
             "hours": [str(t) for t in self.times[[0, -1]].astype("datetime64[h]")],
             "levels": list(self.levels),

@@ -23,7 +23,7 @@ from ..progress import Share, progress
 from ..termination import terminable
 from .background import against_prior
 from .drawing import Part, Wanted, apart, drawn_part
-from .ensembles import Ensemble, EnsembleArrays, provenance
+from .ensembles import Ensemble, EnsembleArrays, determining, provenance
 from .fitting import Fit
 from .folders import digest
 from .memory import Memory, ResidualMemory, largest_window
@@ -177,7 +177,7 @@ class Run:
         r"""What determines the answer."""
         rep = self.posterior.representation
         return {
-            **{k: v for k, v in self.attrs.items() if k not in ("model", "source")},
+            **determining(self.attrs),
             "period": [str(t) for t in self.posterior.times[[0, -1]]],
             "members": self.members,
             "past": hashed(self.posterior.known),
