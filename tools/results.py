@@ -43,6 +43,7 @@ from appa.data.windows import runs
 from appa.errors import DataError, nearest
 from appa.tasks.ensembles import model_digest
 from appa.tasks.simulated import digest_of, once, prepared
+from appa.termination import ends_with_its_parent
 
 HOUR = np.timedelta64(1, "h")
 BETWEEN = 60.0  # seconds between two times that archives are written
@@ -281,6 +282,7 @@ _open = ExitStack()
 
 
 def begin(plan: Plan) -> None:
+    ends_with_its_parent()
     torch.set_num_threads(1)
     _open.enter_context(once())
     _here["worker"] = Worker(plan)

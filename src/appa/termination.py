@@ -1,15 +1,20 @@
-r"""SIGTERM as Ctrl-C is: what Slurm and containers end a process with leaves it time to keep its
-work."""
+r"""How processes end.
+
+SIGTERM, as Ctrl-C: what Slurm and containers end a process with leaves it time to keep its work.
+And processes that work for another one: with it, however that ends.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Terminated", "terminable"]
+__all__ = ["Terminated", "ends_with_its_parent", "terminable"]
 
 
 class Terminated(SystemExit):
@@ -44,3 +49,16 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def ends_with_its_parent() -> None:
+    r"""Makes a process end where the one that began it has ended, killed or not: what goes on with
+    its work must not find it still at it."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -8,9 +8,7 @@ is kept how its solves went.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -28,7 +26,7 @@ from torch import Tensor
 from ..diffusion.guidance import Guidance
 from ..observations import own  # noqa: F401  takes observables to processes
 from ..progress import Share
-from ..termination import Terminated, terminable
+from ..termination import Terminated, ends_with_its_parent, terminable
 from .posterior import Posterior
 from .resuming import RunState
 
@@ -229,16 +227,8 @@ _here: dict[str, Any] = {}  # of a process that draws: what it draws from, and w
 
 
 def begin(posterior: Posterior, steps: Any, threads: int) -> None:
-    r"""Begins a process, which ends with its parent, however that ends: what goes on with the run
-    must not find it still drawing."""
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    r"""Begins a process."""
+    ends_with_its_parent()
     torch.set_num_threads(threads)
     _here.update(posterior=posterior, steps=steps)
 
