@@ -229,6 +229,17 @@ def model(tmp_path_factory) -> Path:
     return Model(config, *networks, *moments, statistics, "tiny").save(folder)
 
 
+@pytest.fixture
+def blank(monkeypatch):
+    r"""Blank pictures, which take longer than draws do here: one test looks at those of the chain,
+    another at those of observations."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])
+    for name in ("plot_ensemble", "plot_scores"):
+        monkeypatch.setattr(f"appa.plots.analysis.{name}", lambda *_, **__: Figure())
+
+
 @pytest.mark.slow
 def test_chain_end_to_end(tmp_path, model, monkeypatch):
     r"""Observations, reanalysis, forecast and scores; the scores again from what was saved."""
@@ -292,13 +303,12 @@ def test_chain_end_to_end(tmp_path, model, monkeypatch):
         assert len(np.unique((image[::4, ::4, :3] * 255).astype(int).reshape(-1, 3), axis=0)) > 50
 
 
-def test_a_chain_that_was_killed(tmp_path, model, monkeypatch):
+def test_a_chain_that_was_killed(tmp_path, model, monkeypatch, blank):
     r"""Begun otherwise, it says what is there and touches nothing; as it was begun, it goes on."""
     from appa.tasks.output import EnsembleWriter
 
     monkeypatch.setenv("COLUMNS", "1000")  # paths are long, and lines are looked for
     monkeypatch.setattr("appa.chain.cores", lambda: 1)
-    monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])  # pictures have tests of their own
     finish = EnsembleWriter.finish
 
     def killed(task: str):
@@ -362,11 +372,10 @@ def interrupted(*_, **__):
 
 
 @pytest.mark.slow
-def test_the_bundled_model(tmp_path, monkeypatch):
+def test_the_bundled_model(tmp_path, monkeypatch, blank):
     r"""Four hours with few steps and one member: far from what it can do, nearer the truth than
     climatology in what moves slowly."""
     monkeypatch.setattr("appa.chain.cores", lambda: 1)
-    monkeypatch.setattr("appa.cli.demo.draw", lambda *_: [])
     command = ["demo", str(tmp_path), "--hours", "4", "--ahead", "1", "--members", "1"]
     CliRunner().invoke(application(), [*command, "--steps", "3"], catch_exceptions=False)
     truth = open_store("planet")
@@ -388,8 +397,6 @@ def test_the_bundled_model(tmp_path, monkeypatch):
                     for s in (own, found.sel(estimate="climatology").isel(time=hours))
                 )
                 assert error < other
-    for name in ("analysis.png", "scores.png"):
-        assert min(imread(tmp_path / name).shape[:2]) > 600
 
 
 def test_a_model_of_another_planet(tmp_path):
