@@ -280,6 +280,7 @@ def whole(bench: Bench, settings: Sequence[str], steps: int | None = None, hours
     r"""Whole reanalyses of one member with fresh weights, from the truth to a store on disk, as
     users call them: the planet, brought to the preset's grid and in memory, is observed,
     observations are read, and with each of the settings latents are drawn, decoded and written.
+    What the decoder lacks is not drawn, since of fresh weights it was never measured.
     *Else* is what a run does beside these, hashes of weights and observations for example. Memory
     of the host is the process's largest, on CUDA since it began.
 

@@ -80,7 +80,7 @@ def main() -> None:
     report.section("observations", observed(main, counts, (1, 6, 12)))
     report.section("lengths", lengths(main, (24, 36, 48, 72) if cuda else (24, 36)))
     vars(main).pop("world", None)  # its memory is wanted
-    report.section("whole", whole(main, ("draft", "paper"), arguments.steps), times=4)
+    report.section("whole", whole(main, ("model", "draft", "paper"), arguments.steps), times=4)
     vars(main).pop("world", None)
     presets = GRIDS if full else (preset,)
     report.section("grids", grids([(name, lambda name=name: bench(name)) for name in presets]))

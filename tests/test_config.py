@@ -16,6 +16,8 @@ from appa.config import load_config, parse_config, presets
 from appa.data.fetch import SOURCES
 from appa.data.grids import Grid
 from appa.errors import ConfigError
+from appa.sections import Sampling
+from appa.tasks.settings import Settings
 
 PAPER = load_config("era5-0.25deg")
 
@@ -94,11 +96,13 @@ def test_paper_training_and_sampling():
         0.001,
         1000,
     )
-    # what the authors' published runs used
-    sampling = PAPER.sampling
+    # what the authors' published runs used, by name; without, a model is drawn as others are
+    assert PAPER.sampling == Sampling()
+    sampling = Settings.of(PAPER, "paper")
     assert (sampling.sampler, sampling.steps) == ("predictor-corrector", 32)
     assert (sampling.corrections, sampling.correction_size) == (2, 0.1)
-    assert (sampling.stride, sampling.past) == (12, 12)
+    assert (sampling.mode, sampling.stride, sampling.past, sampling.new) == ("composed", 12, 12, 12)
+    assert (sampling.representation, sampling.residual, sampling.tolerance) == ("none", False, 0)
     assert (sampling.guidance, sampling.solver, sampling.iterations) == ("mmps", "gmres", 2)
     assert PAPER.observations.station_error == 0.01
     assert PAPER.observations.satellite_error == 0.1

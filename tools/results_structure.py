@@ -112,7 +112,7 @@ def changes(results: Results) -> str:
             # of mean squares, whose root is how much faster, as of the rows above
             members, truth = (np.stack([j.sel(source=s) for j in jumps]) for s in SOURCES)
             cells = _ratios(np.sqrt, members, truth)
-            rows.append([f"{hours} h: change across joints", *cells, str(len(dates))])
+            rows.append([f"{hours} h: across joints over other hours", *cells, str(len(dates))])
     if not rows:
         return "\nThis has not been told of these dates.\n\n"
     return table(["members over truth", *known, "dates"], rows)

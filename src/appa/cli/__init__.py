@@ -25,6 +25,7 @@ RESUMED = (
     ["calibrate"],
     ["budget"],
     ["baseline", "letkf"],
+    ["demo"],
 )
 
 

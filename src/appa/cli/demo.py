@@ -81,7 +81,7 @@ def demo(
         loaded = load(model, None)
         check_fits(loaded, truth)
         check_free(directory)
-        settings = Settings.of(loaded.config, None if setting == "model" else setting, steps=steps)
+        settings = Settings.of(loaded.config, setting, steps=steps)
         options = {"members": members, "settings": settings, "seed": seed}
         check_begun(directory, loaded, later, hours, **options)
     day = observe_planet(truth, seed=seed)

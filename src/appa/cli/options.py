@@ -79,7 +79,8 @@ def drawing(
     setting: Annotated[
         str | None,
         typer.Option(
-            help="Settings that belong together: 'paper' or 'draft'.", rich_help_panel=DRAWING
+            help="Settings that belong together: 'draft', 'paper', or 'model', its own.",
+            rich_help_panel=DRAWING,
         ),
     ] = None,
     sampler: Annotated[

@@ -24,6 +24,7 @@ from ..config import Config, load_config, parse_config
 from ..data.states import Standardizer
 from ..data.variables import ATMOSPHERIC, LEVELS, SURFACE, channels
 from ..errors import nearest
+from ..sections import Sampling
 from ..tasks.building import build_autoencoder, build_denoiser
 from ..tasks.folders import (
     AUTOENCODER,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["import_official"]
 
-BASE = "era5-0.25deg"  # what the authors' files do not tell: splits, training, sampling
+BASE = "era5-0.25deg"  # what the authors' files do not tell: splits, training
 CHECKPOINTS = ("model_last", "model_best")
 
 # What our networks are, and other values of the authors' settings are not.
@@ -258,7 +259,6 @@ def _config(files: Files, weights: Tensors, stats: xr.Dataset | None) -> Config:
     window = train["blanket_size"]
     if type(window) is not int or window < 2:
         raise train.wrong("blanket_size", "hours of a window, a whole number,")
-    past = min(12, window // 2)
 
     base = load_config(BASE).model_dump()
     values = base | {
@@ -288,8 +288,7 @@ def _config(files: Files, weights: Tensors, stats: xr.Dataset | None) -> Config:
             "sigma_min": train["sigma_min"],
             "sigma_max": train["sigma_max"],
         },
-        "sampling": base["sampling"]
-        | {"stride": _stride(window), "past": past, "new": min(12, window - past)},
+        "sampling": {"stride": _stride(window), "past": min(Sampling().past, window // 2)},
     }
     return parse_config(values, f"what was made of {ae.path} and {vit.path}")
 

@@ -363,12 +363,12 @@ class Model:
         r"""Draws trajectories consistent with observations, :math:`p(x^{1:L} \mid y^{1:L})`.
 
         Arguments:
-            observations: What :func:`appa.read_observations` takes.
+            observations: What :func:`appa.read_observations` takes; :py:`None` for none.
             start: The first hour, e.g. `"2021-03-21T00"`.
             hours: The number of hours :math:`L`.
             setting: The name of a setting, e.g. `"paper"`.
-            kwargs: `members`, `seed`, `out`, `batch`, `variables`, `levels`, `latents` and
-                `negatives`, see :func:`appa.tasks.assimilation.reanalysis`, and single settings,
+            kwargs: `members`, `seed`, `out`, `batch`, `workers`, `variables`, `levels`, `latents`
+                and `negatives`, see :func:`appa.tasks.assimilation.reanalysis`, and single settings,
                 e.g. `steps`, see :class:`appa.sections.Sampling`.
 
         Example:

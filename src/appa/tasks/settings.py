@@ -6,6 +6,8 @@ Names stand for settings that belong together:
   two iterations of GMRES, composed windows, observations taken at their word; forecasts slide a
   window, half of which is given and half new.
 * `draft`, a quick look: few steps and iterations.
+* `model`, what its configuration says: by default what was found to be worth its cost
+  (`benchmarks/README.md`), whichever model it is.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "iterations": 6,
         "tolerance": 0.05,
     },
+    "model": {},
 }
 
 
