@@ -38,14 +38,14 @@ def test_changes_across_joints_are_ratios_of_roots(tools):
     assert rows == [
         "| 72 h: change over 1 h | 1.50 ± 0.00 | 2 |",
         "| 72 h: energy of periods to 6 h | 4.00 ± 0.00 | 2 |",
-        "| 72 h: change across joints | 2.00 ± 0.00 | 2 |",
+        "| 72 h: across joints over other hours | 2.00 ± 0.00 | 2 |",
     ]
     # of dates that differ, 5 and 3.5 over 1 and 1: √4.25, and by the jackknife of roots
     uneven = {0: date((1.0, 5.0)), 1: date((1.0, 3.5))}
     error = np.sqrt((2 - 1) * np.var([np.sqrt(3.5), np.sqrt(5.0)]))
     results.parts = {"changes-72": uneven}
     row = tools("results_structure").changes(results).splitlines()[-1]
-    assert row == f"| 72 h: change across joints | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
+    assert row == f"| 72 h: across joints over other hours | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
 
 
 def test_against_a_converged_setting(tools):
