@@ -126,7 +126,7 @@ def test_its_files_and_options_exist():
         *(("train", name) for name in ("autoencoder", "denoiser")),
         *(("score", name) for name in ("autoencoder", "prior")),
         *(("data", name) for name in ("fetch", "check", "statistics", "climatology")),
-        *((None, name) for name in ("encode", "import-official")),
+        *((None, name) for name in ("encode", "import-official", "representation", "reanalysis")),
     ):
         words = [command] if group is None else [group, command]
         shown = CliRunner().invoke(application(), [*words, "--help"], env={"COLUMNS": "200"})

@@ -45,7 +45,9 @@ def test_changes_across_joints_are_ratios_of_roots(tools):
     error = np.sqrt((2 - 1) * np.var([np.sqrt(3.5), np.sqrt(5.0)]))
     results.parts = {"changes-72": uneven}
     row = tools("results_structure").changes(results).splitlines()[-1]
-    assert row == f"| 72 h: across joints over other hours | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
+    assert (
+        row == f"| 72 h: across joints over other hours | {np.sqrt(4.25):.2f} ± {error:.2f} | 2 |"
+    )
 
 
 def test_against_a_converged_setting(tools):
