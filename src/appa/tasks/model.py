@@ -368,8 +368,8 @@ class Model:
             hours: The number of hours :math:`L`.
             setting: The name of a setting, e.g. `"paper"`.
             kwargs: `members`, `seed`, `out`, `batch`, `workers`, `variables`, `levels`, `latents`
-                and `negatives`, see :func:`appa.tasks.assimilation.reanalysis`, and single settings,
-                e.g. `steps`, see :class:`appa.sections.Sampling`.
+                and `negatives`, see :func:`appa.tasks.assimilation.reanalysis`, and single
+                settings, e.g. `steps`, see :class:`appa.sections.Sampling`.
 
         Example:
             >>> analysis = model.reanalysis(obs, "2021-03-21T00", hours=24, members=8, seed=0)
