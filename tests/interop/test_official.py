@@ -21,9 +21,11 @@ from appa.diffusion.trajectory import TrajectoryDenoiser
 from appa.errors import DataError
 from appa.interop.official import import_official
 from appa.interop.tensors import read_tensors
+from appa.sections import Sampling
 from appa.tasks.folders import ModelError
 from appa.tasks.loading import load
 from appa.tasks.model import Model
+from appa.tasks.settings import Settings
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "official"
 DUMP = "latents/dump0"
@@ -136,6 +138,9 @@ def test_configuration(model):
     assert config.autoencoder.latent_noise == 0.01
     assert config.window == 6
     assert (config.schedule.sigma_min, config.schedule.sigma_max) == (1e-3, 1e3)
+    # drawn as any model is, in windows of 6 hours, and by name as the authors did
+    assert config.sampling == Sampling(stride=4, past=3)
+    assert Settings.of(config, "paper").sampler == "predictor-corrector"
     assert model.standardizer is None
 
 

@@ -35,11 +35,11 @@ from ..evaluation.worlds import (
     stretches,
     untrained,
 )
+from .conftest import TOOLS
 
 pytest.importorskip("ducc0")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not know what its decoder:UserWarning")
 
-TOOLS = Path(__file__).parents[2] / "tools"
 STEPS, ITERATIONS, MEMBERS, STATIONS = 2, 3, 4, 6
 OPTIONS = [
     *("--dates", "2", "--members", str(MEMBERS), "--stations", str(STATIONS)),

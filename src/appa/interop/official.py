@@ -6,8 +6,9 @@ r"""The authors' published checkpoints, converted into a model folder.
     RUN/latents/DUMP/stats.pth                                          mean and std of its latents
     RUN/latents/DUMP/denoisers/NAME/LAP/{config.yaml, model_last.pth}   a denoiser of them
 
-Their settings become a configuration of ours; what they do not tell (splits, training, sampling) is
-that of the preset `era5-0.25deg`. Tensors are the matter of :mod:`appa.interop.tensors`.
+Their settings become a configuration of ours; what they do not tell (splits, training) is that of
+the preset `era5-0.25deg`, and they are drawn as any model is. Tensors are the matter of
+:mod:`appa.interop.tensors`.
 """
 
 from __future__ import annotations
