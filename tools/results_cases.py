@@ -50,6 +50,7 @@ from appa.tasks.simulated import synthesize
 __all__ = ["Job", "Worker"]
 
 TRAJECTORIES = 4  # that the LETKF has its first members of, eight states of each
+CYCLED = (1, 2, 4, 8, 16, 24, 48, 72, 96, 120)  # hours it has seen by then, at which it is scored
 SHORTEST = 8  # hours of which changes are told
 
 
@@ -106,7 +107,7 @@ class Worker(Draws):
             names = tuple(f"{kind}-{hours}" for kind in kinds)
             found.append(Job(names[0], names, partial(self._interpolation, hours)))
         if self.filter is not None and number % plan.rarely == 0:
-            found.append(Job("letkf", ("letkf",), self._letkf))
+            found.append(Job("letkf", ("letkf", "letkf-cycled"), self._letkf))
         for v in plan.variations if number % plan.each == 0 else ():
             if self._varies(v):
                 found.append(Job(v.product, (v.product,), partial(self._variation, v)))
@@ -332,7 +333,8 @@ class Worker(Draws):
         return path
 
     def _letkf(self, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
-        r"""The last hour of a filter that is cycled with the planet's own model until now."""
+        r"""The last hour of a filter that is cycled with the planet's own model until now, and
+        hours on the way there: after so many it knows what a window of as many holds."""
         plan, begun = self.plan, time.perf_counter()
         names = [n for n in self.truth.data_vars if n in self.store]
         hours = self.now - HOUR * np.arange(plan.cycled)[::-1]
@@ -344,15 +346,16 @@ class Worker(Draws):
                 hours[0],
                 plan.cycled,
                 Path(folder) / "letkf.zarr",
-                discard=plan.cycled - 1,
                 seed=plan.seed,
                 trajectories=TRAJECTORIES,
                 weather=self.weather(),
                 cycling=self.cycling,
             )
-            analysis = open_analysis(path).load()
-        cost = {"seconds": time.perf_counter() - begun, "cycles": plan.cycled}
-        return {"letkf": self.averages(analysis, cost)}
+            cost = {"seconds": time.perf_counter() - begun, "cycles": plan.cycled}
+            after = sorted({*(h for h in CYCLED if h < plan.cycled), plan.cycled})
+            analysis = open_analysis(path).isel(time=[h - 1 for h in after])
+            every = self.averages(analysis, cost, truth)
+        return {"letkf": every.isel(time=[-1]), "letkf-cycled": every}
 
     def _variation(self, v: Variation, there: Callable[[str], bool]) -> dict[str, xr.Dataset]:
         hours = self.plan.hours_of(v)

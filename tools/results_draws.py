@@ -200,9 +200,15 @@ class Draws:
         times = drawn.times[list(hours)]
         return to_dataset(self.model, drawn.z[:, list(hours)], times, residual=r, attrs={})
 
-    def averages(self, ds: xr.Dataset, cost: Mapping[str, float] | None = None) -> xr.Dataset:
-        r"""The means of statistics against the truth."""
-        found = averages(ds, self.truth, regions=self.plan.regions, workers=1, description=None)
+    def averages(
+        self,
+        ds: xr.Dataset,
+        cost: Mapping[str, float] | None = None,
+        truth: xr.Dataset | None = None,
+    ) -> xr.Dataset:
+        r"""The means of statistics against the truth, by default that of the date."""
+        truth = self.truth if truth is None else truth
+        found = averages(ds, truth, regions=self.plan.regions, workers=1, description=None)
         return found.assign_attrs(cost or {})
 
 

@@ -37,7 +37,7 @@ from results_structure import balanced, changes, energies
 from appa.errors import nearest
 from appa.evaluation.comparison import compare
 from appa.evaluation.dates import over_dates
-from appa.evaluation.scores import pool
+from appa.evaluation.scores import metrics, pool
 from appa.plots.curves import look_of
 from appa.plots.saving import save
 
@@ -266,6 +266,28 @@ def letkf(results: Results) -> str:
     )
 
 
+def cycled(results: Results) -> str:
+    r"""The LETKF by the hours it has seen, and what more of them change: the control of how long
+    a window should be."""
+    if "letkf-cycled" not in results.parts:
+        return "\nIt has not been run for these dates.\n\n"
+    known, rows, gains = results.cycled(), [], []
+    for hours, ds in known.items():
+        at = metrics(pool(ds)).isel(region=0)
+        cells = [_value(at, c, "crps") for c in results.shown]
+        rows.append([f"{hours} h", *cells, str(ds.sizes["time"])])
+    for (a, before), (b, after) in itertools.pairwise(known.items()):
+        found = compare(before, after)
+        cells = [change(found, c) for c in results.shown]
+        gains.append([f"{a} → {b} h", *cells, str(found.attrs["dates"])])
+    return "\n".join(
+        [
+            table(["LETKF: CRPS", *heads(results, results.shown, "crps"), "dates"], rows),
+            table(["CRPS of the LETKF", *results.shown, "dates"], gains),
+        ]
+    )
+
+
 def _value(at: xr.Dataset, channel: str, name: str) -> str:
     r"""A number of a comparison in the unit of its channel."""
     here = at.sel(channel=channel)
@@ -351,6 +373,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "changes": changes,
     "interpolation": interpolation,
     "letkf": letkf,
+    "cycled": cycled,
     "variations": variations,
     "converged": converged,
 }
@@ -365,7 +388,7 @@ def fill(text: str, results: Results, own: Results | None = None, names: Sequenc
     for name, make in TABLES.items():
         if name not in (names or TABLES):
             continue
-        if name == "changes" and f"<!-- begin {name} -->" not in text:
+        if name in ("changes", "cycled") and f"<!-- begin {name} -->" not in text:
             continue  # a page of dates that were drawn before it was told
         text = filled(text, name, make(results))
     if own is not None:

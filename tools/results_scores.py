@@ -117,6 +117,18 @@ class Results:
             dates.append(part.expand_dims(init_time=[now], lead_time=[float(hours)]))
         return concat(dates, "init_time")
 
+    def cycled(self) -> dict[int, xr.Dataset]:
+        r"""The means of the LETKF after so many hours that it has seen, each date at its own
+        hour, for :func:`compare`."""
+        found: dict[int, list[xr.Dataset]] = {}
+        last = int(self.about["letkf"]["hours"])
+        for now, ds in self.of("letkf-cycled").items():
+            hours = last - (now - ds["time"].values) // HOUR
+            for k, h in enumerate(hours.tolist()):
+                at = ds.isel(time=[k]).assign_coords(time=[now], start=("time", [now]))
+                found.setdefault(h, []).append(at)
+        return {h: concat(parts, "time").sortby("time") for h, parts in sorted(found.items())}
+
     @cache  # noqa: B019
     def leads_of(self, product: str) -> xr.Dataset:
         r"""The means of all dates by lead time, for :func:`compare`."""

@@ -319,7 +319,8 @@ def test_dates(tools):
 def test_the_filter_has_all_hours_and_the_members_of_one_year(
     run, world, tools, tmp_path, monkeypatch
 ):
-    r"""Members 1, 2 and 6 off the truth are off by 3 on average, with a variance of 7."""
+    r"""Members 1, 2 and 6 off the truth are off by 3 on average, with a variance of 7; hours ago
+    they were as many times as far off."""
     cases, calls = tools("results_cases"), []
     truth = appa.open_store(world / "store.zarr")
     (tmp_path / "letkf.json").write_text(json.dumps({"members": 3, "length": 700.0}))
@@ -333,16 +334,17 @@ def test_the_filter_has_all_hours_and_the_members_of_one_year(
     def year(circulation, path, count, **options):
         calls.append(("year", circulation, path, count, options))
 
-    def cycle(seen, start, hours, out, *, discard, seed, trajectories, weather, cycling):
+    def cycle(seen, start, hours, out, *, seed, trajectories, weather, cycling):
         assert cycling.settings.length == 700
         times = start + np.timedelta64(1, "h") * np.arange(hours)
         np.testing.assert_array_equal(seen.hours, times)
-        calls.append(("cycle", start, hours, discard, trajectories, weather))
-        last = truth.sel(time=times[discard:]).drop_vars("land_sea_mask")
-        off = xr.DataArray([1.0, 2.0, 6.0], dims="member")
+        calls.append(("cycle", start, hours, trajectories, weather))
+        there = truth.sel(time=times).drop_vars("land_sea_mask")
+        ago = xr.DataArray(np.arange(hours, 0.0, -1), {"time": there["time"]})
+        off = xr.DataArray([1.0, 2.0, 6.0], dims="member") * ago
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Consolidated metadata")
-            (last + off).transpose("member", "time", ...).to_zarr(out)
+            (there + off).transpose("member", "time", ...).to_zarr(out)
         return out
 
     for name, value in (("Cycling", Compiled), ("year_of_weather", year), ("cycle", cycle)):
@@ -356,13 +358,15 @@ def test_the_filter_has_all_hours_and_the_members_of_one_year(
     assert calls[0][1:4] == ("circulation", out / "weather.npz", 3)
     cycled = [call for call in calls if call[0] == "cycle"]
     assert len({call[1] for call in cycled}) == 2
-    assert {call[2:] for call in cycled} == {(8, 7, cases.TRAJECTORIES, out / "weather.npz")}
+    assert {call[2:] for call in cycled} == {(8, cases.TRAJECTORIES, out / "weather.npz")}
     found = products(out)
-    assert len(found) == 2
+    assert len(found) == 4
     for path in found.values():
         ds = load(path, tools("results_plan").KIND)
-        np.testing.assert_allclose(ds["squared_error"], 9, rtol=1e-3)
-        np.testing.assert_allclose(ds["variance"], 7, rtol=1e-3)
+        # after 1, 2, 4 and 8 hours of eight
+        ago = xr.DataArray([1.0] if path.stem == "letkf" else [8.0, 7, 5, 1], dims="time")
+        for key, value in (("squared_error", 9), ("variance", 7)):
+            np.testing.assert_allclose(*xr.broadcast(ds[key], value * ago**2), rtol=1e-3)
     calls.clear()
     run(out, *more, "--only", "letkf")
     assert not calls  # all is there

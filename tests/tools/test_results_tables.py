@@ -2,6 +2,7 @@ r"""Tables of the results page, of scores whose differences are known."""
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from appa.data.netcdf import save
 from appa.evaluation.comparison import compare
 
 from ..evaluation.worlds import stretches
@@ -140,3 +142,29 @@ def test_variations_that_are_no_worse(tools):
     head, _, *rows = tools("results_page").variations(results).splitlines()
     column = head.split(" | ").index("no worse than as set by 2 %")
     assert [row.split(" | ")[column] for row in rows] == ["", "no worse", "worse", "·", "·"]
+
+
+def test_the_filter_by_the_hours_it_has_seen(tools, tmp_path):
+    r"""A filter that is a fifth better with each hour of three, of eight dates: that is told of the
+    second and the third."""
+    page, scores, plan = (tools(f"results_{name}") for name in ("page", "scores", "plan"))
+    dates = stretches(8, 1, "2004-01-03").ravel().astype("datetime64[h]")
+    about = {"first": 3, "windows": [3], "letkf": {"hours": 3}}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    coords = {"region": ["global"], "channel": ["t2m"]}
+    for key, value in (("variable", "2m_temperature"), ("level", np.nan), ("units", "K")):
+        coords[key] = ("channel", [value])
+    for k, now in enumerate(dates):
+        crps = (1 + 0.1 * k) * 0.8 ** np.arange(3.0)
+        times = (now + np.arange(-2, 1)).astype("datetime64[ns]")
+        data = {key: (("region", "time", "channel"), value * np.ones((1, 3, 1)))
+                for key, value in (("crps", crps[None, :, None]), ("squared_error", 1.0),
+                                   ("variance", 1.0), ("weight", 1.0), ("share", 1.0))}  # fmt: skip
+        ds = xr.Dataset(data, coords | {"time": times}, {"members": 4})
+        for name in ("letkf-cycled", "reanalysis-3"):
+            save(ds, tmp_path / "parts" / str(now) / f"{name}.nc", plan.KIND)
+    values, gains = page.cycled(scores.Results(tmp_path)).split("\n\n")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in values.splitlines()[2:]]
+    assert rows == [["1 h", "1.35", "8"], ["2 h", "1.08", "8"], ["3 h", "0.864", "8"]]
+    for row, words in zip(gains.splitlines()[2:], ("1 → 2 h", "2 → 3 h"), strict=True):
+        assert row.startswith(f"| {words} | **−20.0 % (−20.0 to −20.0)** |"), row
