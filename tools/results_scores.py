@@ -123,8 +123,8 @@ class Results:
         found: dict[int, list[xr.Dataset]] = {}
         last = int(self.about["letkf"]["hours"])
         for now, ds in self.of("letkf-cycled").items():
-            hours = last - (now - ds["time"].values) // HOUR
-            for k, h in enumerate(hours.tolist()):
+            ago = (now - ds["time"].values.astype("datetime64[ns]")) / HOUR
+            for k, h in enumerate((last - ago).astype(int).tolist()):
                 at = ds.isel(time=[k]).assign_coords(time=[now], start=("time", [now]))
                 found.setdefault(h, []).append(at)
         return {h: concat(parts, "time").sortby("time") for h, parts in sorted(found.items())}
