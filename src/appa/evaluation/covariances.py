@@ -22,7 +22,6 @@ w_k(\varphi) \, w_k(\varphi')` a correlation, :math:`B \circ \rho = \sum_k \math
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,9 +149,9 @@ class Covariance:
 
 class Processes(NamedTuple):
     r"""Modes and remainders of hours, whichever they are, with :math:`M` wavenumbers that have
-    modes of :math:`F`, and :math:`P` channels and latitudes."""
+    modes of :math:`F`."""
 
-    modes: Tensor  # (M, K, P)
+    modes: Tensor  # (M, H, K, C): latitudes apart, which the taper is of
     process: Autoregression
     root: Tensor  # of the remainder's, (F, C, T, T), and that times its adjoint
     pairs: Tensor
@@ -183,7 +182,7 @@ class Processes(NamedTuple):
         eye = torch.eye(hours, dtype=double, device=device)[:, None]
         root = Autoregression(rest)(eye.expand(*rest.shape[1:3], *eye.shape))[..., 0, :]
         return cls(
-            _tensor(every[:, :modes], device, kind).flatten(2),
+            _tensor(every[:, :modes].transpose(0, 3, 1, 2), device, kind),
             process.to(kind),
             root.to(kind),
             (root @ root.mH).to(kind),  # of scalars, the matrix of all pairs of hours is small
@@ -242,19 +241,20 @@ class Prior:
         f = torch.fft.rfft(x * self.deviation, norm="ortho").permute(4, 2, 1, 3, 0)
         f = f.contiguous()  # (F, C, T, H, B)
         out = (self.pairs @ f.flatten(-2)).view(f.shape) * self.amplitude.square()
-        if len(self.modes[0]):
-            # conjugate, so that it is none of the modes, and in their order
-            low = f[: len(self.modes)].conj().transpose(2, 3).flatten(1, 2).flatten(2)
-            b = torch.stack([(m @ low).conj() for m in self._tapered()])  # (k, M, K, T B)
+        waves, _, k, _ = self.modes.shape
+        if k:
+            # conjugate, so that it is none of the modes
+            low = f[:waves].permute(0, 3, 1, 2, 4).conj().flatten(3)  # (M, H, C, T B)
+            b = _mixed(self.taper, (self.modes @ low).conj())  # (M, k, K, T B)
             # hours follow each other, so that all roots of the taper are one process
-            b = b.unflatten(3, (-1, len(x))).permute(1, 3, 2, 0, 4).flatten(3)
+            b = b.unflatten(3, (-1, len(x))).permute(0, 3, 2, 1, 4).flatten(3)
             self._compose(out, self.process(self.process.adjoint(b)))
         return self._field(out)
 
     def draw(self, seeds: list[int]) -> Tensor:
         r"""Draws of :math:`x - \mu`, with shape :math:`(B, T, C, H, W)`, each of its own seed."""
         hours, count, (h, w) = len(self.mean), self.mean.shape[1], self.grid.shape
-        waves, k = self.modes.shape[:2]
+        waves, _, k, _ = self.modes.shape
         parts: list[list[Tensor]] = [[], []]
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
@@ -276,20 +276,12 @@ class Prior:
             self._compose(out, self.process(xi.permute(1, 2, 3, 0, 4).flatten(3)))
         return self._field(out)
 
-    def _tapered(self) -> Iterator[Tensor]:
-        r"""The modes times each root of the taper, :math:`(M, K, P)`: less than fields are."""
-        for w in self.taper:
-            yield self.modes * w.repeat(self.modes.shape[-1] // len(w))
-
     def _compose(self, out: Tensor, b: Tensor) -> None:
         r"""Adds modes with coefficients :math:`(M, T, K, k B)` to :math:`(F, C, T, H, B)`."""
-        b = b.unflatten(3, (len(self.taper), -1)).permute(3, 0, 2, 1, 4).flatten(3)
-        waves, hours, count = b.shape[1], *out.shape[2::2]
-        low = out.new_zeros(waves, self.modes.shape[-1], hours * count)
-        for m, b_k in zip(self._tapered(), b, strict=True):
-            low.baddbmm_(m.mT, b_k)
-        low = low.view(waves, out.shape[1], self.grid.latitudes, hours, count)
-        out[:waves] += low.transpose(2, 3)
+        b = b.unflatten(3, (len(self.taper), -1)).permute(0, 3, 2, 1, 4).flatten(3)
+        low = self.modes.mT @ _mixed(self.taper.mT, b)  # (M, H, C, T B)
+        low = low.unflatten(3, (out.shape[2], -1))
+        out[: len(low)] += low.permute(0, 2, 3, 1, 4)
 
     def _field(self, f: Tensor) -> Tensor:
         x = torch.fft.irfft(f.permute(4, 2, 1, 3, 0), n=self.grid.longitudes, norm="ortho")
@@ -350,6 +342,15 @@ def _taper(latitude: np.ndarray, length: float | None) -> np.ndarray:
     count = 1 + int(np.searchsorted(np.cumsum(values), ENOUGH * values.sum()))
     roots = vectors[:, :count] * np.sqrt(np.maximum(values[:count], 0))
     return (roots / np.linalg.norm(roots, axis=1, keepdims=True)).T
+
+
+def _mixed(weights: Tensor, x: Tensor) -> Tensor:
+    r"""The products of real weights :math:`(i, j)` with :math:`(M, j, K, n)`, which is complex.
+
+    Sums over channels come before, or after, those over latitudes, which alone the taper knows:
+    :math:`C + k` products of a mode and latitude instead of :math:`C k`."""
+    y = torch.view_as_real(x.resolve_conj()).flatten(2)
+    return torch.view_as_complex((weights @ y).unflatten(2, (*x.shape[2:], 2)))
 
 
 def _tensor(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
